@@ -307,10 +307,11 @@ class Acceptor(AcceptorLog):
         return self.archiver == self.control.safekeeper_id
 
     @property
-    def log_end(self) -> tuple[int, int, int]:
-        """The last term of the log, the timeline of its last byte, and the highest sealed one; 0 for none."""
+    def log_end(self) -> tuple[int, int, int, int]:
+        """The last term of the log, the timeline of its last byte, and the last entry's floor and given; 0 for none."""
         history = cut_history(self.control.history, self.flush_lsn)
-        return last_term(history), last_tli(history, self.flush_lsn), history[-1].floor if history else 0
+        floor, given = (history[-1].floor, history[-1].given) if history else (0, 0)
+        return last_term(history), last_tli(history, self.flush_lsn), floor, given
 
     @property
     def state(self) -> str:
@@ -348,7 +349,7 @@ class Acceptor(AcceptorLog):
                 return
         self._greeted.add(connection)
         yield from self._send_folders(connection)
-        term, log_tli, floor = self.log_end
+        term, log_tli, floor, given = self.log_end
         yield Send(
             connection,
             AcceptorGreeting(
@@ -369,6 +370,7 @@ class Acceptor(AcceptorLog):
                 replaced=_replaced_in(control.replaced),
                 log_tli=log_tli,
                 floor=floor,
+                given=given,
             ),
         )
 

@@ -108,6 +108,11 @@ KINDS: Final[dict[str, EventKind]] = {
         "an agent promotes its standby, because the leader is lost or an operator has ordered it",
         "nothing, if `failover-done` follows",
     ),
+    "failover-failed": EventKind(
+        _WARNING,
+        "an agent's attempt to promote its standby has failed: the text has the reason",
+        "see the text; the attempt is repeated, and what it has sealed is let in again",
+    ),
     "failover-done": EventKind(_INFO, "commits succeed on the server that an agent has promoted"),
     "writes-ended": EventKind(
         _ERROR,
@@ -115,6 +120,9 @@ KINDS: Final[dict[str, EventKind]] = {
         "nothing, if another server leads; otherwise see the text",
     ),
     "writes-allowed": EventKind(_INFO, "an agent has allowed writes on its primary"),
+    "primary-readmitted": EventKind(
+        _INFO, "an agent has let its sealed primary in again, because no other server has replaced it"
+    ),
     "server-rejoined": EventKind(_INFO, "an agent has made its server a standby of the leader"),
     "server-rebuilt": EventKind(_WARNING, "an agent replaces its data folder by a base backup, as ordered", "nothing"),
     # Of a safekeeper.

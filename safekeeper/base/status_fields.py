@@ -24,6 +24,7 @@ class HistoryTerm(msgspec.Struct, kw_only=True):
     tli: int
     gives_up: bool
     floor: int
+    given: int
 
 
 class PromisedLeader(msgspec.Struct, kw_only=True):

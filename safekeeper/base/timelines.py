@@ -22,6 +22,7 @@ PASSED_OVER_HISTORY = b"# a promotion passed over this number: no WAL of this lo
 """The history file of such a number. PostgreSQL asks for one number after the other: a standby that follows from TLI 1
 to TLI 3 ends if it gets no file of TLI 2, and a recovery looks for no later one. It opens that of the last TLI only."""
 
+_HISTORY_NAME = re.compile(r"([0-9A-F]{8})\.history")
 _HISTORY_LINE = re.compile(r"\s*(\d{1,10})\s+([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})(?:\s.*)?")
 
 
@@ -78,6 +79,12 @@ def format_timeline_history(lineage: Lineage, reason: str = "no recovery target 
 def timeline_history_name(tli: int) -> str:
     """Return the name of the history file of `tli`."""
     return f"{tli:08X}.history"
+
+
+def tli_of_history_name(name: str) -> int | None:
+    """Return the TLI of a history file, None if this is the name of another one."""
+    found = _HISTORY_NAME.fullmatch(name)
+    return int(found[1], 16) if found else None
 
 
 def tli_of_byte(tli: int, lineage: Lineage, lsn: Lsn) -> int:

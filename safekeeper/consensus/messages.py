@@ -98,7 +98,7 @@ class AcceptorGreeting(msgspec.Struct, frozen=True, tag="acceptor_greeting", omi
 
     Attributes:
         log_tli: the timeline of its log's last byte, 0 without a byte.
-        floor: the highest timeline that a failover has sealed, as far as its log tells (step 13).
+        floor, given: of its history's last entry (H2), 0 without one.
     """
 
     protocol_version: int
@@ -118,6 +118,7 @@ class AcceptorGreeting(msgspec.Struct, frozen=True, tag="acceptor_greeting", omi
     replaced: Replaced | None
     log_tli: int = 0
     floor: int = 0
+    given: int = 0
 
     @property
     def is_empty(self) -> bool:

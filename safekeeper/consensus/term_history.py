@@ -29,7 +29,8 @@ class HistoryEntry(msgspec.Struct, frozen=True, array_like=True):
         start_lsn: its first byte; never decreasing along a history.
         tli: PostgreSQL's timeline id of those bytes; never decreasing along a history.
         gives_up: an operator allowed this fork to cut WAL that may have been committed (S9).
-        floor: the highest timeline that a failover has sealed, 0 if none; a term inherits that of the one before it.
+        floor: the highest timeline that a failover has sealed, 0 if none.
+        given: the highest timeline that was handed out for a promotion, or was a primary's.
     """
 
     term: int
@@ -37,6 +38,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, array_like=True):
     tli: int
     gives_up: bool = False
     floor: int = 0
+    given: int = 0
 
 
 TermHistory = tuple[HistoryEntry, ...]
@@ -51,6 +53,7 @@ def listed_terms(history: TermHistory) -> list[HistoryTerm]:
             tli=entry.tli,
             gives_up=entry.gives_up,
             floor=entry.floor,
+            given=entry.given,
         )
         for entry in history
     ]
@@ -82,7 +85,7 @@ def check_history(history: TermHistory) -> None:
     """
     previous: HistoryEntry | None = None
     for entry in history:
-        if entry.term <= 0 or entry.tli <= 0 or entry.floor < 0 or not 0 < entry.start_lsn <= LSN_MAX:
+        if entry.term <= 0 or entry.tli <= 0 or min(entry.floor, entry.given) < 0 or not 0 < entry.start_lsn <= LSN_MAX:
             raise RemoteProtocolError(f"term history entry {entry} has a field out of range")
         if previous is not None and (
             entry.term <= previous.term or entry.start_lsn < previous.start_lsn or entry.tli < previous.tli

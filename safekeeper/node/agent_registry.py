@@ -126,7 +126,7 @@ class AgentRegistry:
     def _view(self, now: float) -> AgentView:
         acceptor = self._acceptor
         control, healthy_at = acceptor.control, acceptor.healthy_seen_at
-        term, log_tli, floor = acceptor.log_end
+        term, log_tli, floor, _ = acceptor.log_end
         return AgentView(
             cluster_id=control.cluster_id,
             incarnation=control.incarnation,

@@ -170,7 +170,7 @@ def _readable(value: Any, name: str = "") -> Any:
     if isinstance(value, int) and (name.endswith("_lsn") or name == "truncate_to"):
         return format_lsn(value)
     if name == "history":
-        names = ("term", "start_lsn", "tli", "gives_up", "floor")
+        names = ("term", "start_lsn", "tli", "gives_up", "floor", "given")
         return [_readable(dict(zip(names, entry, strict=True))) for entry in value]
     if name in ("quorum_sizes", "new_quorum_sizes"):
         return dict(zip(("commit", "elect"), value, strict=True))

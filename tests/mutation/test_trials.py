@@ -168,11 +168,11 @@ def folders_of(*modules: str) -> list[str]:
 
 def test_only_the_tests_that_can_execute_a_mutated_package_are_collected() -> None:
     pure = ["acceptor", "consensus", "proposer"]
-    assert folders_of("safekeeper.acceptor.trimming", "walproxy.proposer.seal") == pure
+    assert folders_of("safekeeper.acceptor.trimming", "walproxy.proposer.purpose") == pure
     assert folders_of("safekeeper.storage.recovery") == ["storage", "node"]
     assert folders_of("safekeeper.node.readable_log") == ["node"]
     assert folders_of("safekeeper.node.readable_log", "safekeeper.storage.recovery") == ["storage", "node"]
-    assert folders_of("safekeeper.node.readable_log", "walproxy.proposer.seal") == [*pure, "storage", "node"]
+    assert folders_of("safekeeper.node.readable_log", "walproxy.proposer.purpose") == [*pure, "storage", "node"]
 
 
 def test_a_test_that_fails_without_a_mutation_is_reported(toy: ModuleType) -> None:

@@ -19,7 +19,7 @@ from safekeeper.base.lsn import format_lsn
 from safekeeper.net.safekeeper_connection import Credentials
 from walproxy.agent.activity import Activity
 from walproxy.agent.config import AgentConfig
-from walproxy.agent.decision import SILENCE_S, Decider, Own, Step, Wait
+from walproxy.agent.decision import SILENCE_S, Decider, Own, Step, Wait, leader_of
 from walproxy.agent.guards import Guards
 from walproxy.agent.managed_server import ManagedServer
 from walproxy.agent.proxy_process import ProxyProcess
@@ -125,6 +125,8 @@ class Agent:
 
     def _received(self, view: ClusterView) -> None:
         self._decider.saw(view)
+        if leader_of(view) is not None:
+            self._guards.led()
         silent_s = view.leader_silent_s
         if self.work.state is WorkState.SETTLING and silent_s is not None and silent_s < SILENCE_S:
             self.work.end()
@@ -262,6 +264,7 @@ class Agent:
             priority=config.priority,
             dead_after_s=config.dead_after,
             is_failing_over=self.work.state is not WorkState.WATCHING,
+            has_sealed=self.work.has_sealed,
             doing=activity.shown[:200],
             problem=(activity.problem or look.problem)[:300],
             order_done=activity.order_done,

@@ -178,6 +178,12 @@ class AgentConfig(MembersConfig):
         default="",
         metavar="COMMAND",
     )
+    fence_timeout: int = key(
+        "Seconds after which fence_command is ended, and the attempt has failed",
+        parse=positive_integer,
+        default="60",
+        metavar="SECONDS",
+    )
     lease_etcd: tuple[str, ...] = key(
         "Endpoints of an etcd, in which an agent must hold a lease before it promotes: http://HOST:PORT,...",
         parse=endpoints,

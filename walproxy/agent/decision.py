@@ -40,8 +40,17 @@ TURN_S = 3.0
 # one checks its seal after the guards; but two machines would run the command at the same time, and the first would
 # be given up. Not one long limit for all: a promoted server whose proxy does not lead is waited for as long.
 BUSY_S = 30.0
-# How long an agent whose attempt has failed leaves the next one to others.
-RETRY_S = 5.0
+# How long an agent whose attempt has failed leaves the next one to others: twice as long each time up to a limit, which
+# is how long commits wait at most once its cause has gone.
+RETRY_S_MIN, RETRY_S_MAX = 1.25, 5.0
+# How long nobody leads, and no attempt is known to have sealed, before a primary that only the floor keeps out lets
+# itself in again (13.10).
+READMIT_AFTER_S = 3.0
+# For how long, at least, a quorum of the safekeepers has replied before the loss of a leader counts: if they were away,
+# its heartbeats reach them within this time.
+HEARD_AFTER_S = 1.0
+# A primary that was started, or a leader that was lost, so often within the time gives the lead up to a standby.
+UNSTEADY_TIMES, UNSTEADY_WITHIN_S = 3, 60.0
 # How long a leader that has resigned waits for another one before it goes on itself.
 RESIGNATION_S = 20.0
 # As long as a proposer counts as live (protocol, step 2): an order to fail over needs no longer silence.
@@ -151,10 +160,18 @@ class Rebuild:
 
 @dataclass(frozen=True)
 class StepDown:
-    """Stop the server cleanly and resign, so that the agent `to` fails over."""
+    """Stop the server cleanly and resign, so that the agent `to` fails over. `order` has wanted it, None: `reason`."""
 
-    order: Order
+    order: Order | None
     to: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class LetIn:
+    """Lower the floor below the timeline of the own server, an old primary that nobody has replaced (13.10)."""
+
+    tli: int
 
 
 @dataclass(frozen=True)
@@ -177,6 +194,7 @@ Step = (
     | Rejoin
     | Rebuild
     | StepDown
+    | LetIn
     | Refuse
 )
 
@@ -203,6 +221,11 @@ class Decider:
     _quorum_since: float = 0.0
     _hangs_since: float | None = None
     _advanced_at: float = -math.inf
+    _failures: int = 0
+    _failed_at: float = -math.inf
+    _unled_since: float | None = None
+    _losses: list[float] = field(default_factory=list)
+    _starts: list[float] = field(default_factory=list)
     _lost_since: float | None = None
     _before: frozenset[str] = frozenset()  # the candidates that were before this one when the loss was seen
     _was_primary: bool = False
@@ -228,7 +251,10 @@ class Decider:
 
     def failed(self, now: float) -> None:
         """Take into account that a step has failed: others are first for a while."""
-        self.retry_at = now + RETRY_S
+        if now - self._failed_at > 2 * UNSTEADY_WITHIN_S:
+            self._failures = 0
+        self.retry_at = now + min(RETRY_S_MIN * 2**self._failures, RETRY_S_MAX)
+        self._failures, self._failed_at = min(self._failures + 1, 10), now
         self._lost_since = None
 
     def resigned(self, now: float) -> None:
@@ -257,7 +283,7 @@ class Decider:
         if self.resigned_at is not None and now - self.resigned_at > RESIGNATION_S:
             self.resigned_at = None
         if view.settings.is_paused:
-            return Wait("paused")
+            return self._paused(look, view, commits)
         rebuild = self._rebuild(look, view)
         if rebuild is not None:
             return rebuild
@@ -278,6 +304,13 @@ class Decider:
                 return Wait("the data folder does not exist: create it with pg_basebackup")
             case _:
                 return Wait(look.problem or f"PostgreSQL is {look.state.value}")
+
+    def _paused(self, look: ServerLook, view: ClusterView, commits: bool) -> Step:
+        """Take back what this agent has done to the server before the pause, and nothing else."""
+        is_theirs = view.has_quorum and not view.is_sealed_off(look.tli) and not _foreign(look, view)
+        if look.state is ServerState.PRIMARY and self.ended_writes and commits and is_theirs:
+            return AllowWrites()
+        return Wait("paused")
 
     def _remember(self, now: float, look: ServerLook) -> None:
         if self.leader_seen_at is None:
@@ -312,15 +345,25 @@ class Decider:
                 if look.tli <= view.log.floor
                 else f"the log has gone on to timeline {view.log.tli}"
             )
+        leader = leader_of(view)
+        if not commits and view.has_quorum and leader is not None and leader.name != self.own.name:
+            # Of two promoted servers the log has gone on to the other one, whose number is the lower one.
+            return Stop(f"{leader.name} leads on timeline {leader.tli}, and the log does not go on to {look.tli}")
         silent_s = self._silent_s(now)
         if silent_s >= demote_after_s(self._dead_after_s(view)):
             if not self.ended_writes:
+                self._losses = _recent(self._losses, now)
                 why = view.problem if not view.has_quorum else "the safekeepers have received nothing from its proxy"
                 return EndWrites(
                     f"{why or 'no quorum of the safekeepers'} for {silent_s:.1f} s", self.own.stops_without_quorum
                 )
             return Wait("its writes are ended until a quorum of the safekeepers receives from its proxy")
         if self.ended_writes and commits:
+            able = self._ranked(view)
+            if len(_within(self._losses, now)) >= UNSTEADY_TIMES and able:
+                self._losses.clear()
+                times = f"{UNSTEADY_TIMES} times within {UNSTEADY_WITHIN_S:g} s"
+                return StepDown(None, able[0].name, f"the safekeepers have not heard its proxy {times}")
             return AllowWrites()
         return self._order_of_leader(look, view) if commits else Wait("waiting for the quorum")
 
@@ -363,7 +406,7 @@ class Decider:
             if age_s < self.own.dead_after_s:
                 self._lost_since = None
                 return Wait()
-            if now - self._quorum_since < self.own.dead_after_s:
+            if now - self._quorum_since < min(HEARD_AFTER_S, self.own.dead_after_s):
                 # The safekeepers were away, not the leader: its heartbeats reach them soon.
                 return Wait("a quorum of the safekeepers is back: waiting for the leader's heartbeats")
         if not self.own.may_lead:
@@ -435,11 +478,30 @@ class Decider:
             return Wait(view.problem or "no quorum of the safekeepers")
         if foreign := _foreign(look, view):
             return Wait(foreign)
-        if view.is_sealed_off(look.tli):
-            return self._rejoin(now, look, view)
+        leader = leader_of(view)
+        if view.is_sealed_off(look.tli) or (leader is not None and leader.name != self.own.name):
+            return self._let_in(now, look, view) or self._rejoin(now, look, view)
         if self.resigned_at is not None:
             return Wait("has resigned: waiting for another leader")
-        return StartPrimary() if now >= self.retry_at else Wait("waiting to start again")
+        if now < self.retry_at:
+            return Wait("waiting to start again")
+        if len(_within(self._starts, now)) >= UNSTEADY_TIMES and self._ranked(view):
+            self._starts.clear()
+            self.resigned_at = now
+            return Wait(f"has resigned: PostgreSQL has ended {UNSTEADY_TIMES} times within {UNSTEADY_WITHIN_S:g} s")
+        self._starts = _recent(self._starts, now)
+        return StartPrimary()
+
+    def _let_in(self, now: float, look: ServerLook, view: ClusterView) -> Step | None:
+        """Return the readmission of an old primary that nothing but the floor keeps out, None if it is not due."""
+        others = [report for report in fresh_reports(view) if report.name != self.own.name]
+        is_replaced = any(each.is_leader or each.has_sealed or self._is_promoted(each, view) for each in others)
+        if look.tli < view.log.tli or is_replaced:
+            self._unled_since = None
+            return None
+        if self._unled_since is None:
+            self._unled_since = now
+        return LetIn(look.tli) if now - self._unled_since >= READMIT_AFTER_S and now >= self.retry_at else None
 
     def _rejoin(self, now: float, look: ServerLook, view: ClusterView) -> Step:
         leader = leader_of(view)
@@ -472,7 +534,7 @@ class Decider:
     @staticmethod
     def _is_promoted(report: AgentReport, view: ClusterView) -> bool:
         """Return whether a server was promoted by the last failover: its proxy is about to lead."""
-        return report.state == ServerState.PRIMARY.value and report.tli == view.log.floor + 1 > view.log.tli
+        return report.state == ServerState.PRIMARY.value and report.tli > max(view.log.floor, view.log.tli)
 
     def _ranked(self, view: ClusterView) -> list[AgentReport]:
         """Return the agents whose server may be promoted, the first one first.
@@ -509,6 +571,16 @@ class Decider:
         if name not in reports:
             return f"no agent {name} reports"
         return f"{name} cannot be promoted: {self._obstacle(reports[name], view) or 'it is not a candidate'}"
+
+
+def _within(times: list[float], now: float) -> list[float]:
+    """Return those of the last minute."""
+    return [at for at in times if now - at < UNSTEADY_WITHIN_S]
+
+
+def _recent(times: list[float], now: float) -> list[float]:
+    """Return those of the last minute, and now."""
+    return [*_within(times, now), now]
 
 
 def _foreign(look: ServerLook, view: ClusterView) -> str:

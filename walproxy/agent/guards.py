@@ -12,14 +12,15 @@ from walproxy.agent.server_look import ServerState
 from walproxy.agent.watchdog import Watchdog
 from walproxy.failover.switchover import run_command
 
-_FENCE_TIMEOUT_S = 60.0
-
 
 class Guards:
     """The guards of one agent. Each method does nothing for a guard that is not configured.
 
+    An attempt asks for them twice: before it seals, and right before it promotes. An old primary that fence_command has
+    switched off stays off until a primary leads again: neither the second time nor the next attempt runs it again.
+
     Attributes:
-        limit_s: how long `require` may last.
+        limit_s: how long both times may last together.
     """
 
     def __init__(self, config: AgentConfig, activity: Activity) -> None:
@@ -28,9 +29,11 @@ class Guards:
             self._watchdog = Watchdog(Path(config.watchdog_device), required=config.watchdog == "required")
         self._lease = _lease_guard(config)
         self._fence_command = config.fence_command
+        self._fence_timeout_s = float(config.fence_timeout)
+        self._fenced: str | None = None
         self._activity = activity
         wait_s = self._lease.wait_s if self._lease is not None else 0.0
-        self.limit_s = _FENCE_TIMEOUT_S + 2 * wait_s if self._fence_command else wait_s
+        self.limit_s = 2 * wait_s + (self._fence_timeout_s if self._fence_command else 0.0)
 
     def probe(self) -> None:
         """Check that the lease can be used (blocking). Raises ConfigurationError."""
@@ -42,14 +45,12 @@ class Guards:
         if self._watchdog is not None:
             self._watchdog.close()
 
-    def check(self) -> None:
-        """Make sure before the seal that the watchdog can be opened."""
-        if self._watchdog is not None:
-            self._watchdog.open()
-            self._watchdog.close()
+    def led(self) -> None:
+        """Take into account that a primary leads: the next old primary is to be fenced."""
+        self._fenced = None
 
     async def require(self, old_primary: str) -> None:
-        """Make sure of what is required right before a promotion.
+        """Make sure of what a promotion requires. The watchdog stays open.
 
         Args:
             old_primary: the name of its agent, for fence_command.
@@ -60,14 +61,15 @@ class Guards:
         if self._lease is not None:
             self._activity.doing = "failover: waiting for the lease"
             await self._lease.require()
-        if self._fence_command:
+        if self._fence_command and self._fenced != old_primary:
             self._activity.doing = "failover: waiting for fence_command"
             await run_command(
                 self._fence_command,
-                _FENCE_TIMEOUT_S,
+                self._fence_timeout_s,
                 name="fence_command",
                 environment={"WALPROXY_OLD_PRIMARY": old_primary},
             )
+            self._fenced = old_primary
             if self._lease is not None:
                 self._activity.doing = "failover: waiting for the lease"
                 await self._lease.require()  # It may have ended while the command ran: nothing has extended it.
@@ -92,6 +94,8 @@ class Guards:
             if state in (ServerState.STANDBY, ServerState.STOPPED, ServerState.MISSING):
                 if not is_failing_over:
                     watchdog.close()
+                elif watchdog.is_open:
+                    watchdog.keep_alive()  # The attempt may last longer than the device waits.
             elif state is ServerState.PRIMARY and not watchdog.is_open:
                 watchdog.open()
             elif is_in_control:

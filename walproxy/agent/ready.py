@@ -7,17 +7,15 @@ promotion, and nothing more is acknowledged on the old timeline. The command doe
 1. Seal the log's timeline, and lead that term while the next steps take place.
 2. Wait until the standby has the last complete record of the log: by its walreceiver, by its restore_command, or, if
    neither delivers, by writing the missing WAL to its pg_wal (hand_over.py).
-3. Make sure that the promotion takes the first number above the floor: reserve the lower ones; if PostgreSQL would pass
-   that one over, too, seal again, which raises the floor.
+3. Reserve the number that the promotion takes, in a term of the same run, and make PostgreSQL pass the lower ones over.
 
-Each run seals again, with a number of its own. Therefore it can be repeated, also for another standby: a promotion that
-relies on an earlier run is refused from then on.
+It can be repeated, also for another standby: each run reserves a number of its own. A run that fails takes the seal
+back, as a failover does.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from safekeeper.base.errors import PrimaryRefused, WalproxyError
@@ -27,17 +25,17 @@ from safekeeper.base.timelines import PASSED_OVER_HISTORY
 from safekeeper.net.safekeeper_connection import Credentials
 from walproxy.agent.hand_over import hand_over
 from walproxy.agent.standby_folder import LocalStandbyFolder
-from walproxy.failover.candidates import HostLook, missing_bytes, obstacle, tlis_to_reserve
-from walproxy.failover.failover import Failover, StepDisplay
+from walproxy.failover.attempt import StepDisplay, take_back
+from walproxy.failover.candidates import HostLook, missing_bytes, number_for, obstacle, tlis_to_pass_over
+from walproxy.failover.failover import Failover
 from walproxy.failover.log_end import LogEnd, TermWal, find_log_end
-from walproxy.failover.sealer import NotSealed, Sealer, sealed_timeline
+from walproxy.failover.sealer import NotSealed, Sealer, sealing_run
 from walproxy.failover.server import Server
 from walproxy.failover.survey import Survey
 from walproxy.postgres.hosts import PrimaryHost
-from walproxy.proposer.seal import Seal
+from walproxy.proposer.purpose import Reserve, Seal
 
 _POLL_S = 0.05
-_SEALS_MAX = 64
 # A proxy that leads may have lost its primary just now: safekeepers receive that with its next heartbeat.
 _LEADER_ENDS_S = 2.5
 _RETRY_S = 0.2
@@ -157,50 +155,43 @@ class ReadyToPromote:
             raise StandbyRefused(f"{look.name} must not be promoted: it {reason}")
 
     async def _until_ready(self, tli: int, free: asyncio.Task[int], began_at: float, timeout_s: float) -> ReadyReport:
-        for _ in range(_SEALS_MAX):
-            async with AsyncExitStack() as stack:
-                sealer = await self._seal(stack, tli, timeout_s - (time.monotonic() - began_at))
-                end = await find_log_end(sealer.elected, self._safekeepers, self._credentials)
-                term = sealer.elected.leader_id.term
+        left_s = timeout_s - (time.monotonic() - began_at)
+        async with sealing_run(
+            self._safekeepers,
+            takeover=self._old_is_dead,
+            credentials=self._credentials,
+            timeout_s=round(max(0.1, left_s - 0.5), 1),  # Its error is the better one.
+        ) as run:
+            try:
+                await self._seal(run, tli)
+                end = await find_log_end(run.elected, self._safekeepers, self._credentials)
+                term = run.elected.leader_id.term
                 self._show.step(f"sealed timeline {end.tli}: the log ends at {format_lsn(end.end_lsn)}, in term {term}")
-                look = await self._until_caught_up(sealer, end)
-                self._doing = f"reserving the numbers of timelines up to {end.floor}"
-                promoted_tli = await asyncio.to_thread(self._reserve, look, end, await free)
-                sealer.check()
-                if promoted_tli == end.promoted_tli:
-                    return ReadyReport(
-                        standby=look.name,
-                        tli=end.tli,
-                        promoted_tli=promoted_tli,
-                        term=term,
-                        end_lsn=end.end_lsn,
-                        reached_lsn=look.reached_lsn,
-                        handed_bytes=self._handed_bytes,
-                        seconds=round(time.monotonic() - began_at, 3),
-                    )
-            # No later failover may give out the number that this promotion takes.
-            self._show.step(
-                f"{look.name} would take timeline {promoted_tli}, not {end.promoted_tli}: sealing the numbers between"
+                look = await self._until_caught_up(run, end)
+                promoted_tli = await self._reserve(run, look, end, await free)
+                run.check()
+            except (Exception, asyncio.CancelledError):
+                await take_back(run, tli, self._show)
+                raise
+            return ReadyReport(
+                standby=look.name,
+                tli=end.tli,
+                promoted_tli=promoted_tli,
+                term=run.elected.leader_id.term,
+                end_lsn=end.end_lsn,
+                reached_lsn=look.reached_lsn,
+                handed_bytes=self._handed_bytes,
+                seconds=round(time.monotonic() - began_at, 3),
             )
-        raise NotReady(
-            f"{look.name} would take timeline {promoted_tli}, far above {end.promoted_tli}: repeat the command"
-        )
 
-    async def _seal(self, stack: AsyncExitStack, tli: int, left_s: float) -> Sealer:
-        """Seal a timeline until the end of `stack`, also if a proxy leads that has lost its primary a moment ago."""
+    async def _seal(self, run: Sealer, tli: int) -> None:
+        """Seal a timeline, also if a proxy leads that has lost its primary a moment ago."""
         self._doing = f"sealing timeline {tli}"
         deadline = time.monotonic() + _LEADER_ENDS_S
         while True:
             try:
-                return await stack.enter_async_context(
-                    sealed_timeline(
-                        self._safekeepers,
-                        Seal(tli),
-                        takeover=self._old_is_dead,
-                        credentials=self._credentials,
-                        timeout_s=round(max(0.1, left_s - 0.5), 1),  # Its error is the better one.
-                    )
-                )
+                await run.pursue(Seal(tli))
+                return
             except NotSealed as error:
                 if not error.is_led:
                     raise
@@ -264,20 +255,28 @@ class ReadyToPromote:
             folder.end_walreceiver(pid)
         folder.wake()
 
-    def _reserve(self, look: HostLook, end: LogEnd, free_tli: int) -> int:
-        """Reserve the numbers up to the floor; return the one that a promotion takes.
+    async def _reserve(self, run: Sealer, look: HostLook, end: LogEnd, free_tli: int) -> int:
+        """Reserve a number for the promotion, and make sure that it is taken; return it.
 
         Args:
             free_tli: the first number above the standby's that was free before.
         """
-        if free_tli > end.floor:
-            return free_tli
+        number = number_for(look, end, free_tli - 1)
+        self._doing = f"reserving timeline {number}"
+        await run.pursue(Reserve(end.tli, number))
+        await asyncio.to_thread(self._place_histories, tlis_to_pass_over(look, number))
+        taken_tli = await asyncio.to_thread(self._first_free_tli, number - 1)
+        if taken_tli > number:
+            self._show.step(f"{look.name} would take timeline {taken_tli}, not {number}")
+            await run.pursue(Reserve(end.tli, taken_tli, is_taken=True))
+        return taken_tli
+
+    def _place_histories(self, tlis: range) -> None:
         if self._folder is None:
-            self._server.reserve(tlis_to_reserve(look, end))
-        else:
-            for tli in tlis_to_reserve(look, end):
-                self._folder.place_history(tli, PASSED_OVER_HISTORY)
-        return self._first_free_tli(end.floor)
+            self._server.place_histories(tlis)
+            return
+        for tli in tlis:
+            self._folder.place_history(tli, PASSED_OVER_HISTORY)
 
     def _first_free_tli(self, tli: int) -> int:
         """Return the first number above `tli` of which PostgreSQL finds no history file."""

@@ -34,6 +34,7 @@ class AgentReport(msgspec.Struct, frozen=True, omit_defaults=True):
         priority: of several equal standbys the one with the highest is promoted.
         dead_after_s: how long this agent waits for a lost leader.
         is_failing_over: it makes its server the primary.
+        has_sealed: it has sealed the timeline of the old primary for that.
         is_paused: it has received that all agents are paused.
         doing: what it does beyond watching, one line; "" for nothing. It begins with "switchover", "failover",
             "rejoining" or "rebuilding" while the agent does that.
@@ -59,6 +60,7 @@ class AgentReport(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: int = 100
     dead_after_s: float = 5.0
     is_failing_over: bool = False
+    has_sealed: bool = False
     is_paused: bool = False
     doing: str = ""
     problem: str = ""

@@ -22,6 +22,7 @@ from walproxy.agent.decision import (
     EndWrites,
     FailOver,
     Kill,
+    LetIn,
     Rebuild,
     Refuse,
     Rejoin,
@@ -42,17 +43,21 @@ from walproxy.agent.report import AgentReport, Order
 from walproxy.agent.server_look import ServerState
 from walproxy.agent.watches import ClusterWatch
 from walproxy.agent.work import AgentWork, WorkState
+from walproxy.failover.attempt import AttemptOptions
 from walproxy.failover.discarded_report import discarded_report, write_report
 from walproxy.failover.failover import Failover
+from walproxy.failover.sealer import sealing_run
 from walproxy.postgres.hosts import PrimaryHost
 from walproxy.postgres.problems import ServerProblem
+from walproxy.proposer.purpose import Readmit
 
 _log = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 30.0
 _FORCED_STOP_TIMEOUT_S = 5.0
-# Of a failover but for its guards; less than BUSY_S.
-_CATCH_UP_TIMEOUT_S = 25.0
+# The server's walreceiver connects again every 5 s.
+_CATCH_UP_TIMEOUT_S = 7.0
+_SEAL_TIMEOUT_S = 10.0
 
 
 class Configure:
@@ -122,8 +127,10 @@ class Steps:
                     await self._rejoin(leader)
                 case Rebuild(leader, order):
                     await self._rebuild(leader, order)
-                case StepDown(order, to):
-                    await self._step_down(order, to)
+                case StepDown(order, to, reason):
+                    await self._step_down(order, to, reason)
+                case LetIn(tli):
+                    await self._let_in(tli)
                 case Refuse(order, reason):
                     if reason:
                         _log.warning("refused the %s: %s", order.kind, reason)
@@ -228,17 +235,27 @@ class Steps:
                 _log.warning("%s", error)
         self.server.kill()
 
-    async def _step_down(self, order: Order, to: str) -> None:
+    async def _step_down(self, order: Order | None, to: str, reason: str) -> None:
+        why = f" ({reason})" if reason else ""
         self.activity.doing = f"switchover to {to}: stopping PostgreSQL"
-        _log.warning("%s", self.activity.doing)
-        self.decider.orders_done.add(order.id)
+        _log.warning("%s%s", self.activity.doing, why)
+        if order is not None:
+            self.decider.orders_done.add(order.id)
         try:
             await asyncio.to_thread(self.server.stop, "fast", _STOP_TIMEOUT_S)
         except ServerProblem as error:
-            self.order_ended(order, str(error))
-            await self._remove_order(order)
+            if order is not None:
+                self.order_ended(order, str(error))
+                await self._remove_order(order)
             raise
         self.decider.resigned(time.monotonic())
+
+    async def _let_in(self, tli: int) -> None:
+        """Lower the floor below the own server, which only that keeps out (13.10)."""
+        self._begin(f"no agent leads or fails over: letting timeline {tli} in again")
+        async with sealing_run(self.config.safekeepers, credentials=self.credentials, timeout_s=_SEAL_TIMEOUT_S) as run:
+            await run.pursue(Readmit(tli))
+        log_event(_log, "primary-readmitted", {"tli": tli}, "timeline %d is not sealed any longer", tli)
 
     # A failover.
 
@@ -249,18 +266,9 @@ class Steps:
         self.activity.doing = f"{kind}: sealing timeline {self.cluster.view.log.tli}"
         why = "ordered" if order is not None else "the leader is lost"
         log_event(_log, "failover-begun", {"kind": kind}, "%s begins: %s", kind, why)
-        self.guards.check()
-        loop = asyncio.get_running_loop()
-        limit = asyncio.timeout(_CATCH_UP_TIMEOUT_S)
 
         async def guard() -> None:
-            # The guards have limits of their own, and fence_command a longer one: that time is not the catch-up's.
-            began_at, ends_at = loop.time(), limit.when()
-            limit.reschedule(None)
-            try:
-                await self.guards.require(self.cluster.last_leader)
-            finally:
-                limit.reschedule(ends_at + loop.time() - began_at if ends_at is not None else None)
+            await self.guards.require(self.cluster.last_leader)
             await prepared
 
         run = Failover(
@@ -268,27 +276,24 @@ class Steps:
             [self.host],
             self.credentials,
             _FailoverDisplay(self.activity, kind),
-            guard=guard,
+            attempt=AttemptOptions(guard, catch_up_timeout_s=_CATCH_UP_TIMEOUT_S),
             may_be_read_only=True,
-            seal_timeout_s=10.0,
+            seal_timeout_s=_SEAL_TIMEOUT_S,
         )
-        self.work.fail_over(order, lost_at)
+        self.work.fail_over(run, order, lost_at)
         self.cluster.exchange_now()  # The others wait once they have received that.
         # It accepts writes once commits succeed. A standby accepts none in any case.
         self.decider.ended_writes = True
-        # While the timeline is sealed.
+        # While the guards are asked.
         prepared = asyncio.create_task(asyncio.to_thread(self._prepare_promotion))
         try:
             await self.proxy.keep_running(began_at)
-            async with limit:
-                # The old leader has stopped its server; its proxy may still count as healthy for a second.
-                log, _, promotion = await run.promote(old_is_dead=kind == "switchover")
+            # The old leader has stopped its server; its proxy may still count as healthy for a second.
+            log, _, promotion = await run.promote(old_is_dead=kind == "switchover")
             self.work.promoted(log.log_tli, promotion)
-        except TimeoutError:
-            raise WalproxyError(
-                f"the {kind} was given up after {_CATCH_UP_TIMEOUT_S:g} s: the server has not received all that may "
-                "have been acknowledged"
-            ) from None
+        except WalproxyError as error:
+            log_event(_log, "failover-failed", {"kind": kind}, "%s failed: %s", kind, error, level=logging.WARNING)
+            raise
         finally:
             if self.work.state is WorkState.FAILING_OVER:
                 self.work.end()

@@ -72,7 +72,11 @@ class ClusterWatch:
         while True:
             began_at = time.monotonic()
             self._exchange_now.clear()
-            self.view = view = _view_of(await self.views.exchange(encode(report()), timeout_s=timeout_s))
+            view = _view_of(await self.views.exchange(encode(report()), timeout_s=timeout_s))
+            if not view.has_quorum:
+                # What all agents share is known to a quorum: a pause goes on while none replies.
+                view = replace(view, settings=self.view.settings)
+            self.view = view
             if view.has_quorum:
                 self.quorum_seen_at = time.time()
             leader = leader_of(view)

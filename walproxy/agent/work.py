@@ -11,6 +11,7 @@ from enum import Enum
 
 from safekeeper.base.errors import InvariantViolation
 from walproxy.agent.report import Order
+from walproxy.failover.failover import Failover
 from walproxy.failover.server import Promotion
 
 
@@ -40,6 +41,7 @@ class AgentWork:
         lost_at: from FAILING_OVER on, when a quorum last received a heartbeat of the leader, on the agent's clock.
         old_tli: from RESUMING on, the timeline of the log before.
         promotion: from RESUMING on, that of the own server.
+        failover: while FAILING_OVER, the run of it.
     """
 
     def __init__(self) -> None:
@@ -48,16 +50,24 @@ class AgentWork:
         self.lost_at = 0.0
         self.old_tli = 0
         self.promotion = Promotion(0, 0)
+        self.failover: Failover | None = None
+
+    @property
+    def has_sealed(self) -> bool:
+        """Whether it has sealed the timeline of the old primary, and has not taken that back."""
+        if self.state is WorkState.FAILING_OVER:
+            return self.failover is not None and self.failover.is_sealed
+        return self.state is not WorkState.WATCHING
 
     @property
     def kind(self) -> str:
         """What it executes: "switchover" or "failover"."""
         return self.order.kind if self.order is not None else "failover"
 
-    def fail_over(self, order: Order | None, lost_at: float) -> None:
+    def fail_over(self, failover: "Failover | None", order: Order | None, lost_at: float) -> None:
         """Record that the agent begins to make its server the primary."""
         self._enter(WorkState.FAILING_OVER)
-        self.order, self.lost_at = order, lost_at
+        self.failover, self.order, self.lost_at = failover, order, lost_at
 
     def promoted(self, old_tli: int, promotion: Promotion) -> None:
         """Record that the server is a primary, through which no commit has succeeded yet."""

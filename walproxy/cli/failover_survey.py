@@ -7,8 +7,8 @@ import click
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import format_lsn
-from walproxy.failover.candidates import HostLook, missing_bytes, obstacle
-from walproxy.failover.survey import Finished, Plan, Promote, Readmit, Survey, next_step
+from walproxy.failover.candidates import HostLook, missing_bytes, number_for, obstacle
+from walproxy.failover.survey import Finished, Plan, Promote, Survey, next_step
 from walproxy.proxy.status_table import format_bytes
 from walproxy.terminal import FittedTable, TableColumn, output_console
 
@@ -55,9 +55,8 @@ def _described(survey: Survey, plan: Plan | None) -> str:
     if isinstance(plan, Promote):
         return _promotion(survey, plan.best)
     assert plan is not None  # else there is a problem
-    again = ", and was sealed off since: it would be let in again" if isinstance(plan, Readmit) else ""
     return (
-        f"{plan.promoted.name} was promoted to timeline {plan.promoted.tli} already{again}: walproxy failover waits "
+        f"{plan.promoted.name} was promoted to timeline {plan.promoted.tli} already: walproxy failover waits "
         "until a walproxy run takes it over"
     )
 
@@ -81,7 +80,7 @@ def _promotion(survey: Survey, best: HostLook) -> str:
     before = f", when it {' and '.join(filter(None, first))}" if any(first) else ""
     return (
         f"walproxy failover would seal timeline {survey.log.log_tli} and promote {best.name} to timeline "
-        f"{end.promoted_tli}{before}\n"
+        f"{number_for(best, end)}{before}\n"
         "no acknowledged commit is lost; what the old primary has above the end of the log is discarded\n"
         "the seal, the promotion and the start of the log on it take about a second together; a walproxy run whose "
         f"--primary names {best.name} has to be running"
@@ -96,6 +95,7 @@ def _as_json(survey: Survey, plan: Plan | None, problem: str) -> dict[str, objec
         "term": log.last_term,
         "flush_lsn": format_lsn(log.flush_lsn),
         "floor": log.floor,
+        "given": log.given,
         "members": survey.members,
         "replying": survey.replying,
         "has_quorum": survey.has_quorum,

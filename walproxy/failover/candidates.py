@@ -97,9 +97,9 @@ def obstacle(look: HostLook, end: LogEnd) -> str:
         )
     if look.replay_problem or look.hindrance:
         return look.replay_problem or look.hindrance
-    if tlis_to_reserve(look, end) and not look.places_files:
+    if tlis_to_pass_over(look, number_for(look, end)) and not look.places_files:
         return (
-            f"has to pass over timeline {end.floor}, and the role may not write files there: GRANT pg_monitor, "
+            f"has to pass over timeline {end.given}, and the role may not write files there: GRANT pg_monitor, "
             "pg_write_server_files"
         )
     return ""
@@ -168,9 +168,18 @@ def resolve(names: Sequence[str], wanted: str) -> str:
     return found[0]
 
 
-def tlis_to_reserve(look: HostLook, end: LogEnd) -> range:
-    """Return the numbers that a promotion of this standby must not take.
+def number_for(look: HostLook, end: LogEnd, *others: int) -> int:
+    """Return the number to hand out for a promotion of this standby.
+
+    Args:
+        others: the highest timelines that are in use elsewhere.
+    """
+    return 1 + max(end.given, look.tli, *others)
+
+
+def tlis_to_pass_over(look: HostLook, number: int) -> range:
+    """Return the numbers that a promotion of this standby to `number` must not take.
 
     It takes the first one above its own for which it finds no history file.
     """
-    return range(look.tli + 1, end.promoted_tli)
+    return range(look.tli + 1, number)

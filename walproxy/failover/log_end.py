@@ -37,7 +37,7 @@ class LogEnd:
         lineage: its ancestors.
         end_lsn: X; everything that may have been acknowledged is below it.
         records_end_lsn: the end of the last complete record at or below X, 0 if the log has none.
-        floor: the promotion has to take the next number.
+        given: the highest timeline that was handed out for a promotion.
     """
 
     system_id: int
@@ -45,12 +45,7 @@ class LogEnd:
     lineage: Lineage
     end_lsn: Lsn
     records_end_lsn: Lsn
-    floor: int
-
-    @property
-    def promoted_tli(self) -> int:
-        """The only timeline that a failover under this seal may promote to."""
-        return self.floor + 1
+    given: int
 
     def left_lsn(self, tli: int) -> Lsn | None:
         """Return up to where the log is on `tli`: its end for the last timeline, None for one that it is not on."""
@@ -78,7 +73,7 @@ async def find_log_end(
         lineage=parse_timeline_history(entry.tli, contents[entry.tli]) if entry.tli in contents else (),
         end_lsn=entry.start_lsn,
         records_end_lsn=records_end_lsn,
-        floor=entry.floor,
+        given=entry.given,
     )
 
 

@@ -1,7 +1,8 @@
 """The process that seals a timeline: a proposer without a primary, and its connections to the safekeepers (step 13).
 
 It campaigns until its seal is committed, and then leads on, so that safekeepers know where the log ends and send all of
-it to standbys. It ends when it is told to: a proxy with a promoted server deposes it by the ordinary pre-vote.
+it to standbys. The other terms of an attempt follow in the same run (`pursue`): the reservation of a number, or the end
+of an attempt that has failed. A proxy with a promoted server deposes it by the ordinary pre-vote.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from safekeeper.peers.codec import encode
 from walproxy.proposer.actions import Action, Dial, Disconnect, Finish, HangUp, Level, Note, SendAppend, SendMessage
 from walproxy.proposer.phase import ProposerConfig
 from walproxy.proposer.proposer import Proposer
-from walproxy.proposer.seal import Seal
+from walproxy.proposer.purpose import Purpose
 from walproxy.proxy.safekeeper_link import SafekeeperLink
 
 logger = logging.getLogger(__name__)
@@ -52,11 +53,17 @@ class Sealer:
 
     Attributes:
         proposer: the consensus.
-        sealed: what began the term whose seal was committed, None before.
+        given_before: the highest number that was handed out before its first term; None if it has won none.
     """
 
     def __init__(
-        self, safekeepers: Sequence[tuple[int, Address]], seal: Seal, *, takeover: bool, credentials: Credentials
+        self,
+        safekeepers: Sequence[tuple[int, Address]],
+        *,
+        takeover: bool,
+        credentials: Credentials,
+        timeout_s: float,
+        waiting: Callable[[str], None],
     ) -> None:
         self.proposer = Proposer(
             ProposerConfig(
@@ -65,66 +72,69 @@ class Sealer:
                 addresses={safekeeper_id: str(address) for safekeeper_id, address in safekeepers},
                 takeover=takeover,
                 bootstrap=False,
-                seal=seal,
             )
         )
-        self.sealed: Elected | None = None
+        self.given_before: int | None = None
+        self._timeout_s = timeout_s
+        self._waiting = waiting
+        self._purpose: Purpose | None = None
+        self._elected: Elected | None = None
+        self._is_served = False  # Its purpose is.
         self._credentials = credentials
         self._links = {i: SafekeeperLink(i, address, self, credentials) for i, address in safekeepers}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._last_note = ""
         self._rival_since: float | None = None
-        self._error: BaseException | None = None  # Once it is set, it does not campaign again.
+        self._error: BaseException | None = None
         self._events: deque[list[Action]] = deque()
         self._executing = False
 
     @property
     def elected(self) -> Elected:
-        """What has begun the term that holds the seal. Only after `seal`."""
-        assert self.sealed is not None
-        return self.sealed
+        """What has begun its last term that was committed. Only after `pursue`."""
+        assert self._elected is not None
+        return self._elected
 
     def check(self) -> None:
-        """Make sure that the sealing term is still led.
+        """Make sure that the last term is still led.
 
         Raises:
             NotSealed: it is not.
         """
         if self._error is not None:
             raise self._error
+        if self._is_served and self.proposer.leadership is None:
+            raise NotSealed(f"the term that {self._purpose} is not led on: {self._last_note}")
 
-    async def seal(self, timeout_s: float, waiting: Callable[[str], None] = lambda problem: None) -> None:
-        """Win a term, and wait until its seal is committed.
-
-        Args:
-            waiting: is called with the reason each second.
+    async def pursue(self, purpose: Purpose) -> None:
+        """Win a term for a purpose, and wait until its start is committed. The first one is to seal, or to cancel.
 
         Raises:
-            NotSealed: another proxy serves, the log has gone on to another timeline, or no quorum has answered in time.
+            NotSealed: another proxy serves, the log does not admit that purpose, or no quorum has answered in time.
             ConfigurationError: the safekeepers do not belong together.
         """
-        shown_at = _now()
+        shown_at, self._rival_since = _now(), None
+        self._purpose, self._is_served = purpose, False
+        self._handle(lambda: self.proposer.pursue(purpose, _now()))
         try:
-            async with asyncio.timeout(timeout_s):
-                while self.sealed is None:
+            async with asyncio.timeout(self._timeout_s):
+                while not self._is_served:
                     self._check()
                     if _now() - shown_at >= _WAITING_INTERVAL_S:
                         shown_at = _now()
-                        waiting(self._missing())
+                        self._waiting(self._missing())
                     self._changed.clear()
                     await self._changed.wait()  # Each tick sets it.
         except TimeoutError:
-            raise NotSealed(f"not sealed after {timeout_s:g} s: {self._missing()}") from None
+            raise NotSealed(f"no term that {purpose} after {self._timeout_s:g} s: {self._missing()}") from None
 
     def _check(self) -> None:
-        """Raise what keeps it from sealing for good."""
+        """Raise what keeps it from its purpose for good."""
         self.check()
-        log_tli, seal = self.proposer.candidacy.log_tli, self.proposer.config.seal
-        if log_tli and seal is not None:
-            raise NotSealed(
-                f"timeline {seal.tli} is not sealed: the log has gone on to timeline {log_tli}", log_tli=log_tli
-            )
+        obstacle = self.proposer.candidacy.obstacle
+        if obstacle is not None:
+            raise NotSealed(obstacle.reason, log_tli=obstacle.log_tli)
         if not self.proposer.is_spare:
             self._rival_since = None
             return
@@ -200,13 +210,14 @@ class Sealer:
                 self._executing = False
         except RemoteProtocolError:
             raise
-        except Exception as error:  # A bug: `seal` raises it, since the event loop would only log it.
+        except Exception as error:  # A bug: `pursue` raises it, since the event loop would only log it.
             self._fail(error)
-        if self.sealed is None:
-            self.sealed = self.proposer.sealed
-        elif self.proposer.leadership is None and self._error is None:
-            # Never a second campaign: it would raise the floor above the number of the server that is being promoted.
-            self._fail(NotSealed(f"the seal holds, but its term is not led on: {self._last_note}"))
+        leadership = self.proposer.leadership
+        if leadership is not None and self.given_before is None:
+            self.given_before = leadership.elected.history[-1].given  # A seal leaves it.
+        elected = self.proposer.tail_elected
+        if elected is not None:
+            self._elected, self._is_served = elected, True
         self._changed.set()
 
     def _execute(self, action: Action) -> None:
@@ -255,30 +266,27 @@ def _now() -> float:
 
 
 @asynccontextmanager
-async def sealed_timeline(
+async def sealing_run(
     safekeepers: Sequence[tuple[int, Address]],
-    seal: Seal,
     *,
     takeover: bool = False,
     credentials: Credentials | None = None,
     timeout_s: float = 30.0,
     waiting: Callable[[str], None] = lambda problem: None,
 ) -> AsyncIterator[Sealer]:
-    """Seal a timeline, or cancel its seal, and lead on without a primary while the block runs.
+    """Connect to the safekeepers for the terms of one attempt, and lead the last one on while the block runs.
 
     Args:
         safekeepers: ids and addresses.
-        takeover: also if another proxy leads and has a primary.
-        timeout_s: for the seal, in seconds.
-        waiting: is called with the reason each second until it is sealed.
-
-    Raises:
-        NotSealed, and what `Sealer.seal` raises.
+        takeover: the first term also if another proxy leads and has a primary.
+        timeout_s: for each term, in seconds.
+        waiting: is called with the reason each second while a term is not won.
     """
-    sealer = Sealer(safekeepers, seal, takeover=takeover, credentials=credentials or Credentials())
+    sealer = Sealer(
+        safekeepers, takeover=takeover, credentials=credentials or Credentials(), timeout_s=timeout_s, waiting=waiting
+    )
     task = asyncio.create_task(sealer.run())
     try:
-        await sealer.seal(timeout_s, waiting)
         yield sealer
     finally:
         task.cancel()

@@ -17,7 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, parse_lsn, segment_name, segment_start
-from safekeeper.base.timelines import PASSED_OVER_HISTORY, timeline_history_name
+from safekeeper.base.timelines import PASSED_OVER_HISTORY, timeline_history_name, tli_of_history_name
 from safekeeper.waldecode.format import WalFormatError
 from safekeeper.waldecode.records import RecordDecoder
 from walproxy.failover.candidates import READ_RIGHT, HostLook, lost_since
@@ -32,6 +32,7 @@ _TIMEOUT_S = 10.0
 # How long a promotion usually takes that has no WAL to replay, at most.
 _PROMOTED_SOON_S = 0.5
 _POLL_S = 0.01
+_MAY_LIST_WAL = "SELECT has_function_privilege('pg_ls_waldir()', 'EXECUTE')"
 _NOT_PERMITTED = "42501"
 _DISK_FULL = "53100"
 # What `positions_of` reads. A function of the other role is not called: it would be an error. The TLI of a primary is
@@ -56,6 +57,10 @@ SELECT has_function_privilege('pg_read_binary_file(text, bigint, bigint, boolean
   pg_size_bytes(current_setting('wal_segment_size')), (SELECT w.received_tli FROM pg_stat_get_wal_receiver() w),
   pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()
 """
+
+
+class NotRequested(WalproxyError):
+    """A standby was not asked for its promotion, as far as this side knows for sure. One line says why."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +136,16 @@ class Server:
         with self.connection(_TIMEOUT_S) as connection:
             return connection.value(sql, doing or f"look at {self.name}")
 
-    def reserve(self, tlis: range) -> None:
-        """Make sure that a promotion passes these numbers over. A number with a history file is reserved already.
+    def highest_history(self) -> int:
+        """Return the highest timeline with a history file in pg_wal; 0 for none, or if the role may not look there."""
+        with self.connection(_TIMEOUT_S) as connection:
+            if connection.value(_MAY_LIST_WAL, f"look at {self.name}") != "t":
+                return 0
+            names = connection.rows("SELECT name FROM pg_ls_waldir()", f"list pg_wal of {self.name}")
+        return max((tli_of_history_name(name or "") or 0 for (name,) in names), default=0)
+
+    def place_histories(self, tlis: range) -> None:
+        """Make sure that a promotion passes these numbers over. One with a history file is passed over already.
 
         Raises:
             WalproxyError: the role may not write files of the server, its disk is full, or it does not reply.
@@ -158,16 +171,18 @@ class Server:
         what is checked in the session that requests the promotion is true of the server that is promoted (S15).
 
         Raises:
-            WalproxyError: it no longer has everything, it refuses, or does not reply.
+            NotRequested: it no longer has everything, or does not reply.
+            WalproxyError: it refuses, or does not reply any longer: it may be promoted.
         """
-        doing = f"promote {self.name}"
+        doing, is_requested = f"promote {self.name}", False
         try:
             with self.connection(_TIMEOUT_S) as connection:
                 look = self._look_by(connection, _TIMEOUT_S)
                 if not look.in_recovery:
                     return
                 if reason := lost_since(look, end):
-                    raise WalproxyError(f"{self.name} is not promoted: it {reason}")
+                    raise NotRequested(f"{self.name} is not promoted: it {reason}")
+                is_requested = True
                 is_signalled = connection.value("SELECT pg_promote(false)", doing)
                 # A look on a new connection takes several times as long.
                 deadline = time.monotonic() + _PROMOTED_SOON_S
@@ -176,7 +191,8 @@ class Server:
                         break
                     time.sleep(_POLL_S)
         except (PrimaryProblem, ServerProblem) as error:
-            raise WalproxyError(f"{plain(error)}{_advice(error)}") from None
+            kind = WalproxyError if is_requested else NotRequested
+            raise kind(f"{plain(error)}{_advice(error)}") from None
         if is_signalled != "t":
             raise WalproxyError(f"cannot {doing}: pg_promote could not signal the server, see its log")
 

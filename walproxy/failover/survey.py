@@ -5,7 +5,6 @@ servers: each is a standby, or a primary on some timeline. Of a primary of the l
 
 - that of the log, above the floor: it serves the log;
 - above that of the log and above the floor: it was promoted, and a proxy will take it over;
-- above that of the log, at or below the floor: it was promoted, and another failover has sealed it off since;
 - any other one is an old primary.
 """
 
@@ -65,12 +64,6 @@ class Survey:
         return tuple(look for look in self._primaries() if look.tli > max(log.log_tli, log.floor))
 
     @property
-    def sealed_off(self) -> tuple[HostLook, ...]:
-        """The servers that were promoted, and that another failover has sealed off since."""
-        log = self.log
-        return tuple(look for look in self._primaries() if log.log_tli < look.tli <= log.floor)
-
-    @property
     def in_use_tli(self) -> int:
         """The highest timeline on which a server was found."""
         return max((look.tli for look in self.looks if look.system_id == self.log.system_id), default=0)
@@ -87,7 +80,7 @@ class Survey:
             lineage=tuple((tli, log.flush_lsn) for tli in range(1, log.log_tli)),
             end_lsn=log.flush_lsn,
             records_end_lsn=log.flush_lsn,
-            floor=max(log.log_tli, log.floor + 1, self.in_use_tli),
+            given=max(log.given, self.in_use_tli),
         )
 
 
@@ -106,13 +99,6 @@ class Resume:
 
 
 @dataclass(frozen=True)
-class Readmit:
-    """Let this server in again, which was promoted and then sealed off, and wait until a proxy takes it over."""
-
-    promoted: HostLook
-
-
-@dataclass(frozen=True)
 class Promote:
     """Seal the log's timeline, and promote a standby.
 
@@ -125,7 +111,7 @@ class Promote:
     wanted: str
 
 
-Plan = Finished | Resume | Readmit | Promote
+Plan = Finished | Resume | Promote
 
 
 def next_step(survey: Survey, wanted: str = "", *, old_is_dead: bool = False) -> Plan:
@@ -153,26 +139,18 @@ def next_step(survey: Survey, wanted: str = "", *, old_is_dead: bool = False) ->
         )
     promoted = [look for look in survey.promoted if name in ("", look.name)]
     if len(promoted) > 1:  # Another one than that of a failover was promoted by hand.
-        promoted = [look for look in promoted if look.tli == log.floor + 1]
+        promoted = [look for look in promoted if look.tli == log.given]
     if len(promoted) == 1:
         return Resume(promoted[0])
     if survey.promoted and not name:
         found = ", ".join(f"{look.name} (timeline {look.tli})" for look in survey.promoted)
         raise NoCandidate(f"several servers were promoted: {found}: name the one to use with --to, stop the others")
-    sealed_off = [look for look in survey.sealed_off if name in ("", look.name)]
-    if sealed_off and name:
-        return Readmit(sealed_off[0])
     candidates = [look for look in survey.looks if look != serving]
-    try:
-        return Promote(choose(candidates, survey.estimated_end(), name), name)
-    except NoCandidate:
-        if len(sealed_off) != 1:
-            raise
-        return Readmit(sealed_off[0])
+    return Promote(choose(candidates, survey.estimated_end(), name), name)
 
 
 def _with_living_primary(survey: Survey, serving: HostLook, name: str) -> Plan:
-    was_promoted = serving.tli == survey.log.floor + 1 > 1
+    was_promoted = serving.tli == survey.log.given > survey.log.floor > 0
     if name == serving.name or (was_promoted and not name):
         if survey.is_led:
             return Finished(serving)
@@ -194,11 +172,11 @@ def check_cancellable(survey: Survey) -> bool:
     """
     if not survey.is_sealed:
         return False
-    later = [*survey.promoted, *survey.sealed_off]
-    if later:
+    if survey.promoted:
+        promoted = survey.promoted[0]
         raise FailoverRefused(
-            f"{later[0].name} was promoted to timeline {later[0].tli}: finish with walproxy failover --to "
-            f"{later[0].name}, or stop that server and repeat the command"
+            f"{promoted.name} was promoted to timeline {promoted.tli}: finish with walproxy failover --to "
+            f"{promoted.name}, or stop that server and repeat the command"
         )
     return True
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.failover import rest
+from walproxy.failover.attempt import FailoverFailed, StepDisplay
 from walproxy.failover.candidates import LAG_BYTES_MAX, HostLook, choose, resolve
-from walproxy.failover.failover import Failover, FailoverFailed, FailoverReport, StepDisplay
+from walproxy.failover.failover import Failover, FailoverReport
 from walproxy.failover.server import Server
 from walproxy.failover.survey import FailoverRefused, Survey
 from walproxy.postgres.hosts import PrimaryHost

@@ -12,12 +12,12 @@ from safekeeper.net.safekeeper_connection import Credentials
 from walproxy.failover.candidates import HostLook
 from walproxy.failover.log_end import LogEnd, find_log_end
 from walproxy.failover.polls import Polls
-from walproxy.failover.sealer import Sealer, sealed_timeline
+from walproxy.failover.sealer import Sealer, sealing_run
 from walproxy.failover.server import Server
 from walproxy.failover.survey import Survey, survey_of
 from walproxy.postgres.hosts import PrimaryHost
+from walproxy.proposer.purpose import Purpose
 from walproxy.proposer.roster import Cluster
-from walproxy.proposer.seal import Seal
 from walproxy.proxy.members import Fleet
 
 # A machine that is gone does not refuse a connection: it is silent.
@@ -25,15 +25,15 @@ _SURVEY_PATIENCE_S = 3.0
 _PATIENCE_S = 0.2
 
 
-class Sealed(Protocol):
-    """A term that has sealed a timeline, and is led on."""
+class SealingRun(Protocol):
+    """See `Sealer`."""
 
     @property
-    def elected(self) -> Elected:
-        """What has begun the term."""
-
-    def check(self) -> None:
-        """Make sure that it is still led. Raises NotSealed."""
+    def elected(self) -> Elected: ...
+    @property
+    def given_before(self) -> int | None: ...
+    async def pursue(self, purpose: Purpose) -> None: ...
+    def check(self) -> None: ...
 
 
 class World(Protocol):
@@ -42,11 +42,10 @@ class World(Protocol):
     async def survey(self) -> Survey: ...
     async def looks(self) -> tuple[HostLook, ...]: ...
     async def greetings(self) -> tuple[dict[int, AcceptorGreeting], str]: ...
-    def sealed(
-        self, seal: Seal, *, takeover: bool, waiting: Callable[[str], None]
-    ) -> AbstractAsyncContextManager[Sealed]: ...
-    async def log_end(self, sealed: Sealed) -> LogEnd: ...
-    async def reserve(self, name: str, tlis: range) -> None: ...
+    def sealing(self, *, takeover: bool, waiting: Callable[[str], None]) -> AbstractAsyncContextManager[SealingRun]: ...
+    async def log_end(self, elected: Elected) -> LogEnd: ...
+    async def highest_history(self, name: str) -> int: ...
+    async def place_histories(self, name: str, tlis: range) -> None: ...
     async def request_promotion(self, name: str, end: LogEnd) -> None: ...
     async def close(self) -> None: ...
 
@@ -110,27 +109,28 @@ class RealWorld:
         sight = self._fleet.sight_of(await self._greetings.answers(_PATIENCE_S))
         return sight.member_greetings(self._cluster), sight.describe_problems()
 
-    def sealed(
-        self, seal: Seal, *, takeover: bool, waiting: Callable[[str], None]
-    ) -> AbstractAsyncContextManager[Sealer]:
-        """Seal, and lead that term while the block runs. See `sealed_timeline`."""
-        return sealed_timeline(
+    def sealing(self, *, takeover: bool, waiting: Callable[[str], None]) -> AbstractAsyncContextManager[Sealer]:
+        """See `sealing_run`."""
+        return sealing_run(
             self._safekeepers,
-            seal,
             takeover=takeover,
             credentials=self._credentials,
             timeout_s=self._seal_timeout_s,
             waiting=waiting,
         )
 
-    async def log_end(self, sealed: Sealed) -> LogEnd:
-        """Return the end of the log of a sealing term. Raises as `find_log_end`."""
+    async def log_end(self, elected: Elected) -> LogEnd:
+        """Return the end of the log of a sealing term that is led. Raises as `find_log_end`."""
         fleet_addresses = self._fleet.addresses if self._fleet is not None else dict(self._safekeepers)
-        return await find_log_end(sealed.elected, tuple(fleet_addresses.items()), self._credentials)
+        return await find_log_end(elected, tuple(fleet_addresses.items()), self._credentials)
 
-    async def reserve(self, name: str, tlis: range) -> None:
-        """See `Server.reserve`."""
-        await asyncio.to_thread(self._servers[name].reserve, tlis)
+    async def highest_history(self, name: str) -> int:
+        """See `Server.highest_history`."""
+        return await asyncio.to_thread(self._servers[name].highest_history)
+
+    async def place_histories(self, name: str, tlis: range) -> None:
+        """See `Server.place_histories`."""
+        await asyncio.to_thread(self._servers[name].place_histories, tlis)
 
     async def request_promotion(self, name: str, end: LogEnd) -> None:
         """See `Server.request_promotion`."""

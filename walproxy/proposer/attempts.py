@@ -74,15 +74,15 @@ class Attempts(PrimaryRefusals):
             return
         if self._without_primary_since is None:
             self._without_primary_since = now
-        tail_after_s, seal = self.config.tail_after_s, self.config.seal
-        if seal is None and (tail_after_s is None or now - self._without_primary_since < tail_after_s):
+        tail_after_s, purpose = self.config.tail_after_s, self.candidacy.purpose
+        if purpose is None and (tail_after_s is None or now - self._without_primary_since < tail_after_s):
             return
-        if self.candidacy.log_tli:
-            return  # There is nothing to seal.
+        if self.candidacy.obstacle is not None:
+            return
         if self.phase is not Phase.GATHERING or not is_due:
             return
         cluster = find_cluster(self.peers)
-        if cluster is None or not (seal is not None or has_unknown_tail(self.peers, cluster)):
+        if cluster is None or not (purpose is not None or has_unknown_tail(self.peers, cluster)):
             return
         self._campaign_for(cluster, None, now)
 

@@ -38,6 +38,7 @@ from walproxy.proposer.election import (
 from walproxy.proposer.phase import Candidacy, Phase, ProposerConfig, Stage
 from walproxy.proposer.primary import LogPlan, PrimaryIdentity
 from walproxy.proposer.primary_stream import PrimaryStream
+from walproxy.proposer.purpose import Readmit
 from walproxy.proposer.roster import Cluster, Roster, a_member_of, bootstrap_of, highest_promise, voters_of
 from walproxy.proposer.verification import Verification, plan_term
 
@@ -116,6 +117,11 @@ class Campaign:
         return self._stage.phase
 
     @property
+    def _seals(self) -> bool:
+        """Whether it asks as a proxy does, which deposes a leader without a primary (13.1)."""
+        return self.is_tail and not isinstance(self._candidacy.purpose, Readmit | None)
+
+    @property
     def membership(self) -> Membership:
         """The membership whose quorum decides."""
         return self.cluster.membership
@@ -137,7 +143,7 @@ class Campaign:
 
     def begin(self, now: float) -> None:
         """Send the requests for pre-votes."""
-        if self.is_tail and self._config.seal is None:
+        if self.is_tail and not self._seals:
             for safekeeper_id in sorted(self.asked):
                 self._out.append(self._roster.ask(safekeeper_id, TailPreVoteRequest(self._config.proposer_id), now))
             return
@@ -307,9 +313,9 @@ class Campaign:
         source = self.primary or self._server
         assert source is not None  # a cluster is found by the greeting of a member
         gives_up = self.verification is not None and self.verification.gives_up
-        seal = self._config.seal if self.is_tail else None
+        purpose = self._candidacy.purpose if self.is_tail else None
         history, forgotten_term = shorten_history(
-            extend_history(vote.history, self.plan, self.leader_id, gives_up, seal),
+            extend_history(vote.history, self.plan, self.leader_id, gives_up, purpose),
             self.votes,
             self.asked[self.donor],
             self.membership,
@@ -363,11 +369,10 @@ class Campaign:
         elif self._has_quorum(rivals) and self._candidacy.has_led:
             self._fail(Fenced(f"a majority of safekeepers follows another proxy (run {runs})"))
         elif outcome is Outcome.LOST:
-            seals = self._config.seal is not None
-            if rivals and not self._candidacy.is_spare and (seals or not self.is_tail):
+            if rivals and not self._candidacy.is_spare and (self._seals or not self.is_tail):
                 self._candidacy.is_spare = True
                 text = f"another proxy serves (run {runs}): this one is a spare"
-                if seals:
+                if self._seals:
                     text = f"another proxy serves (run {runs}): nothing is sealed"
                 self._out.append(Note(Level.INFO, text))
             self._lose("")
@@ -444,14 +449,18 @@ class Campaign:
 
     def _take_whole_log(self, vote: VoteResponse) -> None:
         """Begin a tail term where the donor's log ends: nothing of it is cut (S9a), and no primary is compared."""
-        tli, seal = last_tli(vote.history, vote.flush_lsn), self._config.seal
+        tli, purpose = last_tli(vote.history, vote.flush_lsn), self._candidacy.purpose
         if not tli:
             self._lose("the log has no WAL yet")
             return
-        if seal is not None and seal.tli != tli:
-            self._candidacy.log_tli = tli
-            self._lose(f"timeline {seal.tli} is not sealed: the log has gone on to timeline {tli}")
-            return
+        if purpose is not None:
+            obstacle = purpose.obstacle(
+                vote.history[-1], tli, is_own=last_term(vote.history) in self._candidacy.served_terms
+            )
+            if obstacle is not None:
+                self._candidacy.obstacle = obstacle
+                self._lose(obstacle.reason)
+                return
         self.plan = LogPlan(vote.flush_lsn, tli, cuts=False)
         self.outcome = Outcome.WON
 

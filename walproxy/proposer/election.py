@@ -23,7 +23,7 @@ from safekeeper.consensus.term_history import (
     last_term,
 )
 from walproxy.proposer.primary import LogPlan
-from walproxy.proposer.seal import Seal
+from walproxy.proposer.purpose import Purpose
 
 TLI_HISTORY_BYTES_MAX = 512 << 10
 # `Elected` repeats a vote's description of its log, has more fields, and must fit a frame of 2 MiB.
@@ -84,7 +84,7 @@ def highest_possible_commit(
 
 
 def extend_history(
-    history: TermHistory, plan: LogPlan, leader_id: LeaderId, gives_up: bool = False, seal: Seal | None = None
+    history: TermHistory, plan: LogPlan, leader_id: LeaderId, gives_up: bool = False, purpose: Purpose | None = None
 ) -> TermHistory:
     """Return the history of the new term's log: the donor's up to the plan's start, then the new term.
 
@@ -96,7 +96,7 @@ def extend_history(
 
     Args:
         gives_up: this term itself cuts what may have been committed (S9).
-        seal: what a tail term does to the floor, which every other term inherits (S15).
+        purpose: what a tail term does to the numbers of timelines, which any other term inherits (S15).
     """
     kept = tuple(
         entry
@@ -104,10 +104,12 @@ def extend_history(
         if entry.start_lsn < plan.start_lsn or (entry is history[0] and entry.tli == plan.tli)
     )
     gives_up = gives_up or any(entry.gives_up for entry in history if entry not in kept)
-    floor = history[-1].floor if history else 0
-    if seal is not None:
-        floor = seal.floor(history)
-    return (*kept, HistoryEntry(leader_id.term, plan.start_lsn, plan.tli, gives_up, floor))
+    if purpose is not None:
+        floor, given = purpose.numbers(history[-1])
+    else:
+        floor, given = (history[-1].floor, history[-1].given) if history else (0, 0)
+        given = max(given, plan.tli)
+    return (*kept, HistoryEntry(leader_id.term, plan.start_lsn, plan.tli, gives_up, floor, given))
 
 
 def collect_tli_histories(

@@ -8,7 +8,7 @@ from safekeeper.base.errors import InvariantViolation
 from safekeeper.base.lsn import Lsn
 from walproxy.proposer.apply_rule import ApplyRule
 from walproxy.proposer.liveness import Timing
-from walproxy.proposer.seal import Seal
+from walproxy.proposer.purpose import Obstacle, Purpose
 
 
 class Phase(Enum):
@@ -69,7 +69,6 @@ class ProposerConfig:
         allow_unverified_primary: accept a primary that has recycled WAL which would have to be compared (S10).
         several_primaries: other hosts can be tried, so that a primary that is refused does not end the process.
         tail_after_s: after so long without a primary, win a term that makes the log's tail known; None: never.
-        seal: win such a term in any case, and seal a timeline with it (step 13); None for a proxy.
         replace_lost: replace a member by another data folder that answers under its id.
         apply_rule: the standbys that must have replayed all WAL below the `apply` position.
     """
@@ -82,7 +81,6 @@ class ProposerConfig:
     allow_unverified_primary: bool = False
     several_primaries: bool = False
     tail_after_s: float | None = None
-    seal: Seal | None = None
     replace_lost: bool = False
     apply_rule: ApplyRule = field(default_factory=ApplyRule)
     addresses: Mapping[int, str] = field(default_factory=dict)
@@ -102,8 +100,9 @@ class Candidacy:
         is_spare: another proposer is alive; this one waits.
         failed: consecutive campaigns that were lost after votes were requested, or whose term was deposed before it had
             committed (8.1).
-        log_tli: the timeline of the log's last byte that a donor has shown although another one was to be sealed; 0 if
-            none has: the log has gone on, and there is nothing to seal.
+        purpose: that of the tail terms that it wants (step 13), None for a tail term without one.
+        obstacle: why it wants none for that purpose any longer: a donor's log does not admit it, or it is served.
+        served_terms: the tail terms that it held for a purpose, whether or not one was committed.
     """
 
     term: int = 0
@@ -113,4 +112,6 @@ class Candidacy:
     was_elected: bool = False
     is_spare: bool = False
     failed: int = 0
-    log_tli: int = 0
+    purpose: Purpose | None = None
+    obstacle: Obstacle | None = None
+    served_terms: set[int] = field(default_factory=set)

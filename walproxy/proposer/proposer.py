@@ -26,6 +26,7 @@ from walproxy.proposer.actions import Action
 from walproxy.proposer.phase import Phase
 from walproxy.proposer.primary_events import PrimaryEvents
 from walproxy.proposer.progress import State
+from walproxy.proposer.purpose import Purpose
 from walproxy.proposer.safekeeper_events import SafekeeperEvents
 
 # The members are told what is known of each other's data folders this often, if it is news.
@@ -47,8 +48,8 @@ class Proposer(SafekeeperEvents, PrimaryEvents):
         if any(len(peer.addresses) > 1 for peer in self.peers.values()):
             self._dial_members(now)
         if self.leadership is not None:
-            if self.sealed is not None:
-                self.candidacy.was_elected = True  # The seal holds: this run never takes over again.
+            if self.candidacy.purpose is not None and self.tail_elected is not None:
+                self.candidacy.was_elected = True  # Its first purpose is served: this run never takes over again.
             self.leadership.tick(now)
             self._hang_up_removed(self.leadership, now)
             if now >= self._send_folders_at:
@@ -96,15 +97,19 @@ class Proposer(SafekeeperEvents, PrimaryEvents):
         return leadership.commit_lsn, leadership.truncate_lsn
 
     @property
-    def sealed(self) -> Elected | None:
-        """What has begun the term that is led, if that seals a timeline and a quorum has adopted it (step 13).
-
-        From then on the seal holds, whatever becomes of this run.
-        """
+    def tail_elected(self) -> Elected | None:
+        """What has begun the tail term that is led, if a quorum has adopted it (12.4): its purpose is served (13.4)."""
         leadership = self.leadership
-        if self.config.seal is None or leadership is None or not leadership.commit_lsn:
+        if leadership is None or not leadership.is_tail or not leadership.commit_lsn:
             return None
         return leadership.elected
+
+    def pursue(self, purpose: Purpose, now: float) -> list[Action]:
+        """Win a tail term for a purpose: after one that this run leads, the next one."""
+        if self.leadership is not None:
+            self._end_term(now, f"the next one {purpose}")
+        self.candidacy.purpose, self.candidacy.obstacle = purpose, None
+        return self._take()
 
     @property
     def quorum_end_lsn(self) -> Lsn:

@@ -14,6 +14,7 @@ from walproxy.proposer.phase import Candidacy, Phase, ProposerConfig, Stage
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.primary_stream import PrimaryStream
 from walproxy.proposer.progress import Progress
+from walproxy.proposer.purpose import Obstacle
 from walproxy.proposer.refusals import Refusals
 from walproxy.proposer.roster import Roster
 from walproxy.proposer.standbys import Standbys
@@ -118,6 +119,8 @@ class ProposerState:
         self._note(Level.INFO, f"term {term} ends: {reason}", "term-lost", term)
         self._learn_of_term()  # Its members may return as older copies (S8e).
         candidacy.held_commit_lsn = max(candidacy.held_commit_lsn, leadership.commit_lsn)
+        if leadership.is_tail and leadership.commit_lsn and candidacy.purpose is not None:
+            candidacy.obstacle = Obstacle(f"a term that {candidacy.purpose} was committed, and has ended: {reason}")
         self._stage.enter(Phase.GATHERING)
         self.leadership = None
         self._stream.ended_lsn = self._probe_sequence = None

@@ -131,6 +131,8 @@ class SafekeeperEvents(OperatorEvents):
             self.campaign.greeted(safekeeper_id, now)
         else:
             self._try_to_begin(now)
+            if self.candidacy.purpose is not None:
+                self._try_tail_term(now, now >= self._next_attempt_at)
 
     def _on_older_copy(self, safekeeper_id: int, greeting: AcceptorGreeting, known: FolderState, now: float) -> None:
         """Count a data folder no more that was replaced by an older copy of itself; as a leader, tell it so (S8e)."""

@@ -64,17 +64,9 @@ class Terms(Attempts):
             stream.awaits_link = campaign.awaits_link
             leadership.streaming = stream.is_checked = stream.is_open and not stream.awaits_link
             candidacy.has_led = True
-        if self.config.seal is not None:
-            term, floor = leadership.leader_id.term, elected.history[-1].floor
-            if self.config.seal.cancels:
-                self._note(Level.INFO, f"term {term} cancels the seal of timeline {self.config.seal.tli}")
-            elif self.config.seal.readmits:
-                self._note(
-                    Level.INFO,
-                    f"term {term} lets timeline {self.config.seal.readmits} in: the timelines up to {floor} are sealed",
-                )
-            else:
-                self._note(Level.INFO, f"term {term} seals the timelines up to {floor}")
+        if campaign.is_tail and candidacy.purpose is not None:
+            candidacy.served_terms.add(leadership.leader_id.term)
+            self._note(Level.INFO, f"term {leadership.leader_id.term} {candidacy.purpose}")
         candidacy.held_term, candidacy.held_commit_lsn = elected.leader_id.term, term_start_lsn
         self.leadership, self.campaign = leadership, None
         for safekeeper_id, peer in self.peers.items():

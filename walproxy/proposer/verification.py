@@ -25,7 +25,7 @@ from walproxy.proposer.actions import Action, Level, Note, SendMessage, StartRep
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.primary import LogPlan, PrimaryIdentity, first_difference, first_log_plan, plan_log
 from walproxy.proposer.primary_stream import PrimaryStream, check_range, check_range_from
-from walproxy.proposer.seal import sealed_reason
+from walproxy.proposer.purpose import sealed_reason
 
 
 def plan_term(vote: VoteResponse, primary: PrimaryIdentity) -> LogPlan:

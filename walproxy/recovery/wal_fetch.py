@@ -12,18 +12,17 @@ the WAL that was streamed.
 
 import logging
 import os
-import re
 from pathlib import Path
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.base.lsn import format_lsn, parse_segment_name
+from safekeeper.base.timelines import tli_of_history_name
 from walproxy.recovery.caller import Silence, sources_key
 from walproxy.recovery.config import FetchConfig, open_sources
 from walproxy.recovery.fetcher import Fetcher, HoleFound
 from walproxy.recovery.server_mode import EXIT_DELIVERED, EXIT_MISSING, Mode
 from walproxy.wal_sources.source import SourceUnavailable
 
-_HISTORY_NAME = re.compile(r"([0-9A-F]{8})\.history")
 _TEMPORARY_SUFFIX = ".walproxy"
 _PIECE_BYTES = 1 << 20
 
@@ -46,9 +45,9 @@ def wal_fetch(name: str, target: Path, config: FetchConfig, *, system_id: int, m
         timeout_s = 0.0 if is_asked_again else config.timeout
         sources = open_sources(config, is_asked_again=is_asked_again)
         fetcher = Fetcher(sources, system_id=system_id, timeout_s=timeout_s, asks_once=is_asked_again)
-        history = _HISTORY_NAME.fullmatch(name)
-        if history is not None:
-            delivered = _fetch_history(fetcher, int(history[1], 16), temporary)
+        tli = tli_of_history_name(name)
+        if tli is not None:
+            delivered = _fetch_history(fetcher, tli, temporary)
         else:
             find_holes = not is_asked_again and not config.end_at_hole
             own = wal_directory / name if is_asked_again else None

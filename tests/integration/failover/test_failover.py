@@ -15,7 +15,7 @@ from tests.integration.failover.test_failover_seal import seal
 from tests.integration.refusals.refusal_fixtures import only_line, run_walproxy
 from walproxy.lab.cluster.local_standby import current_lsn, received_lsn, replay_lsn
 from walproxy.postgres.local_server import LocalPostgres
-from walproxy.proposer.seal import Seal
+from walproxy.proposer.purpose import Reserve, Seal
 
 pytestmark = NEWEST
 
@@ -107,13 +107,16 @@ def test_a_failover_that_is_interrupted_while_the_standby_is_behind_is_repeated(
         assert any("sealed timeline 1" in line for line in waiting.stderr)
         assert any("lacks WAL, and is connected to no server that sends it" in line for line in waiting.stderr)
         waiting.send_signal(signal.SIGINT)
-        assert "timeline 1 may be sealed: repeat the command" in only_line(waiting.stderr.read())
+        taking_back, ended = waiting.stderr.read().splitlines()
+        assert "taking the seal of timeline 1 back" in taking_back and "nothing was changed" in ended
     assert waiting.returncode == 128 + signal.SIGINT
+    # Another one is killed when it has reserved a number.
+    assert seal(cluster, Seal(1), Reserve(1, 2)).history[-1].given == 2
     heir.execute(f"ALTER SYSTEM SET primary_conninfo = '{feed}'")
     heir.execute("SELECT pg_reload_conf()")
     cluster.proxy.start()
     wait_for(lambda: received_lsn(heir) > 0 and heir.execute("SELECT 1 FROM pg_stat_wal_receiver"), "it receives")
-    # The number of the first failover is passed over, by a role that is not a superuser.
+    # The number of the killed failover is passed over, by a role that is not a superuser.
     wait_for(
         lambda: heir.execute("SELECT has_function_privilege('operator', 'pg_promote(boolean, integer)', 'EXECUTE')")[0][
             0
@@ -137,10 +140,10 @@ def test_a_failover_that_died_after_the_promotion_is_finished(new_gated: NewGate
         wait_for(lambda: replay_lsn(heir) >= end_lsn, "the standby has caught up")
         cluster.promote("heir")
 
-    seal(cluster, Seal(1), promote)
+    seal(cluster, Seal(1), meanwhile=promote)
     assert "finish with walproxy failover --to" in only_line(run(cluster, "failover", "--cancel").stderr)
-    # Another failover that began meanwhile has sealed it off.
-    assert seal(cluster, Seal(1)).history[-1].floor == 2
+    # Another failover that began meanwhile does not seal it off.
+    assert seal(cluster, Seal(1)).history[-1].floor == 1
     with failover(cluster) as process:
         assert process.stderr is not None and process.stdout is not None
         assert any("waiting for its proxy" in line for line in process.stderr)

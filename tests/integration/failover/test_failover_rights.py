@@ -94,12 +94,12 @@ def test_a_standby_is_promoted_to_the_number_that_is_free(with_role: LocalPostgr
         ):
             mover.request_promotion(end)
         with pytest.raises(WalproxyError, match=r"; the role needs more rights, see walproxy failover --help"):
-            mover.reserve(range(2, 4))
+            mover.place_histories(range(2, 4))
         for sql in OF_FAILOVER:
             primary.execute(sql)
         wait_for(lambda: not mover.look().hindrance and mover.look().places_files, "the rights are there")
         for _ in range(2):
-            mover.reserve(range(2, 4))
+            mover.place_histories(range(2, 4))
         # As if it had been set up again from an older server since it was looked at.
         more = replace(end, end_lsn=end.end_lsn + (1 << 30), records_end_lsn=end.records_end_lsn + (1 << 30))
         with pytest.raises(WalproxyError, match=r"is not promoted: it lacks \d+ bytes that it had: it was set"):

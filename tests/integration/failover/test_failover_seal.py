@@ -11,24 +11,26 @@ from safekeeper.net.safekeeper_connection import Credentials
 from safekeeper.peers.local_secret import LocalSecret
 from tests.integration.cluster.cluster_fixtures import Commit, Gated, field_of, wait_for
 from tests.integration.conftest import NEWEST, NewGated
-from walproxy.failover.sealer import NotSealed, sealed_timeline
+from walproxy.failover.sealer import NotSealed, sealing_run
 from walproxy.lab.cluster.local_standby import received_lsn
-from walproxy.proposer.seal import Seal
+from walproxy.proposer.purpose import Cancel, Purpose, Seal
 
 pytestmark = NEWEST
 EXIT_PRIMARY_REFUSED = 4
 
 
-def seal(cluster: Gated, wish: Seal, meanwhile: Callable[[Elected], None] = lambda sealed: None) -> Elected:
-    """Seal as a failover does; call `meanwhile` in a thread of its own while the term is led."""
+def seal(cluster: Gated, *purposes: Purpose, meanwhile: Callable[[Elected], None] = lambda sealed: None) -> Elected:
+    """Win terms for these purposes as one run; call `meanwhile` in a thread of its own while the last one is led."""
     places = [place.split("=") for place in cluster.safekeepers_option.split(",")]
     safekeepers = [(int(safekeeper_id), address(place)) for safekeeper_id, place in places]
     credentials = Credentials(local_secret=LocalSecret())
 
     async def run() -> Elected:
-        async with sealed_timeline(safekeepers, wish, credentials=credentials, timeout_s=20.0) as sealed:
-            await asyncio.to_thread(meanwhile, sealed.elected)
-            return sealed.elected
+        async with sealing_run(safekeepers, credentials=credentials, timeout_s=20.0) as run:
+            for purpose in purposes:
+                await run.pursue(purpose)
+            await asyncio.to_thread(meanwhile, run.elected)
+            return run.elected
 
     return asyncio.run(run())
 
@@ -52,7 +54,7 @@ def test_the_old_primary_is_refused_until_the_seal_is_cancelled(new_gated: NewGa
     assert proxy.start().wait() == EXIT_PRIMARY_REFUSED
     assert "a failover has sealed the timelines up to 1" in proxy.log_tail(3)
     assert waiting.waits
-    assert seal(cluster, Seal(1, cancels=True)).history[-1].floor == 0
+    assert seal(cluster, Cancel(1)).history[-1].floor == 0
     proxy.start()
     waiting.wait()
 
@@ -69,7 +71,7 @@ def test_a_standby_gets_the_whole_log_and_takes_over(new_gated: NewGated) -> Non
         wait_for(lambda: received_lsn(heir) == end_lsn, "the standby has all WAL")
         cluster.promote("heir")
 
-    seal(cluster, Seal(1), promote)
+    seal(cluster, Seal(1), meanwhile=promote)
     old.start()
     cluster.proxy.start()
     wait_for(lambda: field_of(cluster.proxy, "tli") == 2 and cluster.serving() is not None, "the log goes on")

@@ -1,8 +1,6 @@
 """The rules of seals and failovers, each left out: what is planted to be found (S15)."""
 
-import contextlib
-from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.acceptor.effects import Effects, Send
@@ -12,35 +10,36 @@ from safekeeper.consensus.messages import Elected, PreVoteResponse, TailPreVoteR
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory, last_tli
 from walproxy.failover.candidates import HostLook, obstacle
 from walproxy.failover.log_end import LogEnd
-from walproxy.failover.sealer import sealed_timeline
+from walproxy.failover.sealer import Sealer
 from walproxy.proposer.campaign import Campaign, Outcome
 from walproxy.proposer.election import extend_history
 from walproxy.proposer.primary import LogPlan, PrimaryIdentity
 from walproxy.proposer.proposer import Proposer
-from walproxy.proposer.seal import Seal
+from walproxy.proposer.purpose import Cancel, Numbers, Obstacle, Purpose, Reserve, TakeBack
 
-_FLOOR = Seal.floor
+_PURSUE = Sealer.pursue
+_TAKE_BACK_OBSTACLE = TakeBack.obstacle
 
 
 def floor_of_the_entry_before(
-    history: TermHistory, plan: LogPlan, leader_id: LeaderId, gives_up: bool = False, seal: Seal | None = None
+    history: TermHistory, plan: LogPlan, leader_id: LeaderId, gives_up: bool = False, purpose: Purpose | None = None
 ) -> TermHistory:
     """A term inherits the floor of the entry before it, and that of the seal goes with its entry."""
-    *kept, last = extend_history(history, plan, leader_id, gives_up, seal)
+    *kept, last = extend_history(history, plan, leader_id, gives_up, purpose)
     inherited = kept[-1].floor if kept else 0
-    return (*kept, _with_floor(last, last.floor if seal is not None else inherited))
+    return (*kept, _with_floor(last, last.floor if purpose is not None else inherited))
 
 
 def floor_of_the_sealer_alone(
-    history: TermHistory, plan: LogPlan, leader_id: LeaderId, gives_up: bool = False, seal: Seal | None = None
+    history: TermHistory, plan: LogPlan, leader_id: LeaderId, gives_up: bool = False, purpose: Purpose | None = None
 ) -> TermHistory:
     """A seal is in the memory of the run that has won it: the next leader's log has none."""
-    *kept, last = extend_history(history, plan, leader_id, gives_up, seal)
-    return (*kept, last if seal is not None else _with_floor(last, 0))
+    *kept, last = extend_history(history, plan, leader_id, gives_up, purpose)
+    return (*kept, last if purpose is not None else _with_floor(last, 0))
 
 
 def _with_floor(entry: HistoryEntry, floor: int) -> HistoryEntry:
-    return HistoryEntry(entry.term, entry.start_lsn, entry.tli, entry.gives_up, floor)
+    return HistoryEntry(entry.term, entry.start_lsn, entry.tli, entry.gives_up, floor, entry.given)
 
 
 def only_at_the_floor(primary: PrimaryIdentity, floor: int) -> str:
@@ -53,14 +52,51 @@ def never_sealed(primary: PrimaryIdentity, floor: int) -> str:
     return ""
 
 
-def readmitted_with_the_old_primary(seal: Seal, inherited: TermHistory) -> int:
-    """A promoted server that was sealed off is let in again by cancelling the seal."""
-    return _FLOOR(Seal(seal.tli, cancels=True) if seal.readmits else seal, inherited)
+def given_of_the_entry_before(
+    history: TermHistory, plan: LogPlan, leader_id: LeaderId, gives_up: bool = False, purpose: Purpose | None = None
+) -> TermHistory:
+    """A term inherits what was handed out from the entry before it: a reservation goes with its entry."""
+    *kept, last = extend_history(history, plan, leader_id, gives_up, purpose)
+    given = max(last.given if purpose is not None else 0, kept[-1].given if kept else 0, plan.tli)
+    return (*kept, HistoryEntry(last.term, last.start_lsn, last.tli, last.gives_up, last.floor, given))
 
 
-def raised_once(seal: Seal, inherited: TermHistory) -> int:
-    """A repeated failover has the number of the one before."""
-    return seal.tli - 1 if seal.cancels else max(seal.tli, inherited[-1].floor)
+def next_to_the_standby(look: HostLook, end: LogEnd, *others: int) -> int:
+    """A standby is promoted to the number next to its own."""
+    return 1 + max(look.tli, *others)
+
+
+async def reserved_in_memory(run: Sealer, purpose: Purpose) -> None:
+    """A number is handed out before a quorum has it: no term is won for it."""
+    if not isinstance(purpose, Reserve):
+        await _PURSUE(run, purpose)
+
+
+def numbers_given_again(cancel: Cancel, last: HistoryEntry) -> Numbers:
+    """A cancellation gives the numbers of promotions out again."""
+    return Numbers(cancel.tli - 1, cancel.tli)
+
+
+def taken_back_over_others(purpose: TakeBack, last: HistoryEntry, log_tli: int, *, is_own: bool) -> Obstacle | None:
+    """An attempt takes the seal of another one back."""
+    return _TAKE_BACK_OBSTACLE(purpose, last, log_tli, is_own=True)
+
+
+class _NeverPromoting:
+    """An attempt does not remember that it has requested a promotion: it takes its number back."""
+
+    def __get__(self, attempt: Any, kind: Any) -> str:
+        return ""
+
+    def __set__(self, attempt: Any, name: str) -> None:
+        pass
+
+
+never_promoting = _NeverPromoting()
+
+
+def led_or_not(sealer: Sealer) -> None:
+    """An attempt goes on although its term was lost."""
 
 
 def seal_whatever_the_log_is_on(campaign: Campaign, vote: VoteResponse) -> None:
@@ -76,27 +112,10 @@ def seal_whatever_the_log_is_on(campaign: Campaign, vote: VoteResponse) -> None:
 def sealed_once_elected(proposer: Proposer) -> Elected | None:
     """A seal counts when its term is won, before a quorum has it."""
     leadership = proposer.leadership
-    return leadership.elected if proposer.config.seal is not None and leadership is not None else None
+    return leadership.elected if leadership is not None and leadership.is_tail else None
 
 
-@contextlib.asynccontextmanager
-async def sealed_and_left(
-    safekeepers: Any, seal: Seal, *, waiting: Any, timeout_s: float, **settings: Any
-) -> AsyncIterator[Any]:
-    """The process that seals is done when it has sealed."""
-    async with sealed_timeline(safekeepers, seal, waiting=waiting, timeout_s=timeout_s, **settings) as sealer:
-        elected = sealer.elected
-    yield _Left(elected)
-
-
-class _Left(NamedTuple):
-    elected: Elected
-
-    def check(self) -> None:
-        """It looks no more whether its term is led."""
-
-
-def nothing_reserved(look: HostLook, end: LogEnd) -> range:
+def nothing_passed_over(look: HostLook, number: int) -> range:
     """A standby takes the number next to its own."""
     return range(0)
 

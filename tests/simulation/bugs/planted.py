@@ -35,10 +35,11 @@ from tests.simulation.model.proxy import SimProxy
 from tests.simulation.world import rebootstrap
 from tests.simulation.world.profiles import PROFILES, Profile
 from tests.simulation.world.world import World
-from walproxy.failover import failover as failover_module
+from walproxy.failover import attempt
 from walproxy.failover import server as failover_server
-from walproxy.failover import world as failover_world
+from walproxy.failover.attempt import Attempt
 from walproxy.failover.candidates import HostLook
+from walproxy.failover.sealer import Sealer
 from walproxy.postgres.walreceiver import ReplicationConnection
 from walproxy.proposer import election, refusals, replication
 from walproxy.proposer import leadership as leadership_module
@@ -47,10 +48,10 @@ from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.primary_stream import PrimaryStream
 from walproxy.proposer.progress import Progress
 from walproxy.proposer.proposer import Proposer
+from walproxy.proposer.purpose import Cancel, TakeBack
 from walproxy.proposer.refusals import Refusals
 from walproxy.proposer.replication import Replication
 from walproxy.proposer.roster import Roster
-from walproxy.proposer.seal import Seal
 from walproxy.proposer.standbys import Standbys
 from walproxy.proxy import rebootstrap_undo
 from walproxy.proxy.primary_feed import PrimaryFeed
@@ -782,7 +783,7 @@ BUGS: dict[str, Bug] = {
         "S15",
         "a seal counts when a quorum has its term",
         "failovers",
-        ((Proposer, "sealed", property(dropped_seals.sealed_once_elected)),),
+        ((Proposer, "tail_elected", property(dropped_seals.sealed_once_elected)),),
     ),
     "seal_of_the_promoted": Bug(
         "S15",
@@ -793,29 +794,52 @@ BUGS: dict[str, Bug] = {
     ),
     "timeline_number_taken_twice": Bug(
         "S15",
-        "each failover has a number of its own",
+        "each promotion has a number of its own",
         "failovers",
-        ((Seal, "floor", dropped_seals.raised_once),),
-        quick=3,
+        ((attempt, "number_for", dropped_seals.next_to_the_standby),),
     ),
-    "timeline_numbers_not_reserved": Bug(
+    "timeline_number_in_memory": Bug(
+        "S15",
+        "a number is reserved when a quorum has it",
+        "failovers",
+        ((Sealer, "pursue", dropped_seals.reserved_in_memory),),
+    ),
+    "timeline_numbers_not_passed_over": Bug(
         "S15",
         "a standby passes over the numbers of other failovers",
         "failovers",
-        ((failover_module, "tlis_to_reserve", dropped_seals.nothing_reserved),),
+        ((attempt, "tlis_to_pass_over", dropped_seals.nothing_passed_over),),
     ),
-    "readmitted_with_the_old_primary": Bug(
+    "timeline_number_of_the_entry_before": Bug(
         "S15",
-        "what lets a promoted server in again lets no older one in",
+        "what was handed out is inherited from the donor's last entry, also where that goes",
         "failovers",
-        ((Seal, "floor", dropped_seals.readmitted_with_the_old_primary),),
+        _everywhere("extend_history", dropped_seals.given_of_the_entry_before),
+    ),
+    "timeline_numbers_given_again": Bug(
+        "S15",
+        "a cancellation gives no number out again",
+        "failovers",
+        ((Cancel, "numbers", dropped_seals.numbers_given_again),),
+    ),
+    "requested_number_taken_back": Bug(
+        "S15",
+        "an attempt that has requested a promotion takes nothing back",
+        "failovers",
+        ((Attempt, "promoting", dropped_seals.never_promoting),),
+    ),
+    "seal_of_another_taken_back": Bug(
+        "S15",
+        "an attempt takes nothing back that another one has written",
+        "failovers",
+        ((TakeBack, "obstacle", dropped_seals.taken_back_over_others),),
     ),
     "promoted_at_once": Bug(
         "S15",
         "a standby is promoted when it has every record that is committed",
         "failovers",
         (
-            (failover_module, "has_everything", dropped_seals.has_anything),
+            (attempt, "has_everything", dropped_seals.has_anything),
             (failover_server, "lost_since", dropped_seals.never_lost),
         ),
         quick=3,
@@ -837,13 +861,13 @@ BUGS: dict[str, Bug] = {
         "S15",
         "a standby need not have an incomplete record",
         "failovers",
-        ((failover_module, "has_everything", dropped_seals.has_the_last_byte),),
+        ((attempt, "has_everything", dropped_seals.has_the_last_byte),),
     ),
     "seal_not_led_on": Bug(
         "S15",
         "the sealing term is led until the standby has the log",
         "failovers",
-        ((failover_world, "sealed_timeline", dropped_seals.sealed_and_left),),
+        ((Sealer, "check", dropped_seals.led_or_not),),
         quick=64,
     ),
     "promise_goes_back": Bug(

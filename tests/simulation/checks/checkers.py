@@ -23,7 +23,7 @@ from tests.simulation.checks.truncate_checker import TruncateChecker
 from tests.simulation.checks.violation import Violation
 from tests.simulation.model.synthetic_wal import last_complete_end, records
 from walproxy.proposer.actions import ReportStatus
-from walproxy.proposer.seal import Seal
+from walproxy.proposer.purpose import Cancel, Readmit, Seal, TakeBack
 
 if TYPE_CHECKING:
     from safekeeper.consensus.messages import AcceptorMessage
@@ -108,10 +108,10 @@ class Checker:
         self.given_up: dict[int, Lsn] = {}
         self.is_given_up = False
         self._gone: set[Identity] = set()
-        self._seals: list[tuple[int, int, Lsn]] = []  # Term, floor, and where the log ends.
+        self._seals: list[tuple[int, int, Lsn]] = []  # Term, sealed timeline, and where the log ends.
         self._lowered: dict[int, int] = {}  # By term: what it lets in again is above this floor.
         self._needless: dict[str, set[int]] = {}  # By run: who has granted it a tail term although another one leads.
-        self._promoted: list[tuple[int, VirtualPrimary]] = []
+        self._promoted: list[VirtualPrimary] = []
         self._terms: dict[int, TermBytes] = {}
         self._memberships: dict[tuple[str, tuple[int, int]], Membership] = {}
         self._received: dict[tuple[str, int], Lsn] = {}
@@ -140,7 +140,7 @@ class Checker:
             self._before[sent[-1]] = won.history[:-1]
             self.world.counts.count("histories cut", int(leadership.elected.forgotten_term > 0))
             self.world.counts.count("tail terms won", int(leadership.is_tail))
-            if leadership.is_tail and proposer.config.seal is None:
+            if leadership.is_tail and proposer.candidacy.purpose is None:
                 self._require_needed(proxy, leader_id)
             self._on_won(won, proposer.config.allow_data_loss)
         elif won.leader_id != leader_id:
@@ -377,42 +377,41 @@ class Checker:
                 "SealNamesItsTimeline",
                 f"timeline {seal.tli} was to be sealed: the floor is {last.floor}, the log's timeline {tli}",
             )
-        self._seals.append((last.term, last.floor, last.start_lsn))
+        self._seals.append((last.term, seal.tli, last.start_lsn))
 
-    def on_floor_lowered(self, seal: Seal, elected: Elected) -> None:
-        """An operator lets a server in again, and none below: the term is won, and may be in force from now on."""
-        self._lowered[elected.leader_id.term] = (seal.readmits or seal.tli) - 1
+    def on_floor_lowered(self, purpose: TakeBack | Cancel | Readmit, elected: Elected) -> None:
+        """A server is let in again, and none below: the term is won, and may be in force from now on."""
+        self._lowered[elected.leader_id.term] = purpose.tli - 1
 
     def _floor_left(self, term: int, floor: int) -> int:
         """Return what is left of the floor of a sealing term, which later ones may have lowered."""
         return min([floor, *(lower for later, lower in self._lowered.items() if later > term)])
 
-    def on_promoted(self, primary: "VirtualPrimary", sealed: Elected) -> None:
+    def on_promoted(self, primary: "VirtualPrimary", reserved: Elected) -> None:
         """A failover has promoted a standby: with every record of the log that it has sealed, to a number of its own.
 
         Args:
-            sealed: what began the term that holds its seal. The process may have slept since, and others gone on.
+            reserved: what began the term that has reserved its number. Others may have gone on since.
         """
         fork_lsn = primary.ancestors[-1].end_lsn
-        log = self.log_of(self.whole(sealed.history), self.base_lsn, sealed.history[-1].start_lsn)
+        log = self.log_of(self.whole(reserved.history), self.base_lsn, reserved.history[-1].start_lsn)
         lost = next(records(log, self.base_lsn, fork_lsn), None)
         if lost is not None:
             raise Violation(
                 "PromotedHasEverything",
                 f"{primary.name} lacks the committed record [{format_lsn(lost[0])}, {format_lsn(lost[1])})",
             )
-        next_tli = sealed.history[-1].floor + 1
-        if primary.tli < next_tli:
-            raise Violation("PromotedTliIsFree", f"{primary.name} is on timeline {primary.tli}, not on {next_tli}")
-        if primary.tli > next_tli:
+        number = reserved.history[-1].given
+        if primary.tli < number:
+            raise Violation("PromotedTliIsFree", f"{primary.name} is on timeline {primary.tli}, not on {number}")
+        if primary.tli > number:
             # It has passed over a number with a history file, and is like one that was promoted by other means.
             self.world.counts.count("promotions to another number")
             return
-        for term, other in self._promoted:
-            # A floor that was lowered gives its numbers out again.
-            if other.tli == primary.tli <= self._floor_left(term, primary.tli):
+        for other in self._promoted:
+            if other.tli == primary.tli:
                 raise Violation("PromotedTliIsFree", f"{primary.name} is on timeline {primary.tli}, as {other.name}")
-        self._promoted.append((sealed.leader_id.term, primary))
+        self._promoted.append(primary)
 
     def _require_unsealed(self, primary: "VirtualPrimary", flush_lsn: Lsn) -> None:
         for term, floor, lsn in self._seals:

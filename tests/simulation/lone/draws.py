@@ -14,7 +14,7 @@ from tests.simulation.model.synthetic_wal import SEGMENT_SIZE
 from tests.simulation.world.world import TIMING
 from walproxy.proposer.phase import ProposerConfig
 from walproxy.proposer.primary import Ancestor, PrimaryIdentity
-from walproxy.proposer.seal import Seal
+from walproxy.proposer.purpose import Cancel, Purpose, Readmit, Reserve, Seal, TakeBack
 
 # No two of them are the same, so that one in the place of another makes a difference.
 DISTINCT_TIMING = replace(TIMING, refused_wait_min_s=1.3, verify_timeout_s=2.1)
@@ -24,10 +24,6 @@ def draw_config(
     rng: random.Random, proposer_id: str, safekeeper_ids: tuple[int, ...], addresses: Mapping[int, str]
 ) -> ProposerConfig:
     """Draw the options of a run."""
-    seal = None
-    if rng.random() < 0.2:
-        tli = rng.randint(1, 3)
-        seal = Seal(tli, cancels=rng.random() < 0.3, readmits=rng.randint(1, tli + 1) if rng.random() < 0.3 else 0)
     return ProposerConfig(
         proposer_id=proposer_id,
         safekeeper_ids=safekeeper_ids,
@@ -36,13 +32,19 @@ def draw_config(
         allow_unverified_primary=rng.random() < 0.4,
         several_primaries=rng.random() < 0.6,
         tail_after_s=rng.choice((None, 0.3)),
-        seal=seal,
         bootstrap=rng.random() < 0.3,
         replace_lost=rng.random() < 0.3,
         apply_rule=drawn(rng),
         addresses=addresses,
         timing=DISTINCT_TIMING,
     )
+
+
+def draw_purpose(rng: random.Random) -> Purpose:
+    """Draw what a run wants a tail term for."""
+    tli, number = rng.randint(1, 3), rng.randint(1, 4)
+    taken = Reserve(tli, number, is_taken=True)
+    return rng.choice((Seal(tli), Reserve(tli, number), taken, TakeBack(tli, number), Cancel(tli), Readmit(tli)))
 
 
 def draw_primary(rng: random.Random, line: Line, fits: bool) -> PrimaryIdentity:

@@ -133,6 +133,7 @@ class LoneElections(DrawnMessages):
         gives_up = any(entry.gives_up for entry in history if entry not in kept) or self._chance(0.1)
         tli = (kept[-1].tli if kept else 1) + int(self._chance(NEW_TIMELINES))
         floor = max((kept[-1].floor if kept else 0), self.rng.choice((0, 0, 0, tli - 1)))
+        given = max((kept[-1].given if kept else 0), tli) + self.rng.choice((0, 0, 0, 1))
         kept, forgotten = self._forget(kept, forgotten)
         if kept and kept[-1].term < term - 1 not in self._won and self._chance(0.5):
             # A term that this acceptor never adopted has ended the log, and was forgotten since.
@@ -145,7 +146,7 @@ class LoneElections(DrawnMessages):
             segment_size=SEGMENT_SIZE,
             server_version=150000 + self.rng.randrange(2),
             membership=self._membership(term),
-            history=(*kept, HistoryEntry(term, start_lsn, tli, gives_up, floor)),
+            history=(*kept, HistoryEntry(term, start_lsn, tli, gives_up, floor, given)),
             tli_histories=(TliHistory(tli, b"1\t0/4000\n"),) if tli > 1 else (),
             base_lsn=0,
             commit_lsn=0,

@@ -42,7 +42,7 @@ class LonePrimary(LoneShell):
         return draw_primary(self.rng, line, fits)
 
     def _identify(self, *, again: bool = False) -> None:
-        if self._proposer.config.seal is not None:
+        if self._proposer.candidacy.purpose is not None:
             return  # It has no primary.
         if self._primary is not None and not self._identities_due and not again and self._chance(0.95):
             return

@@ -163,6 +163,8 @@ class LoneProposer(LonePrimary, LoneAnswers, LoneOperator):
             return self._depose
         if self._chance(0.005):
             return self._lose_primary
+        if self._proposer.candidacy.purpose is not None and self._chance(0.1):
+            return self._pursue
         if leadership.membership.new_members and self._chance(0.1):
             return partial(self._swap_folder, leadership.membership)
         if self._chance(0.04):

@@ -143,19 +143,22 @@ class LoneSafekeepers:
     def _draw_lines(self) -> list[Line]:
         """Draw histories that part: each continues a beginning of an earlier one."""
         rng = self.rng
-        first = HistoryEntry(1, FIRST_LSN, rng.choice((1, 1, 1, 2)))
+        first_tli = rng.choice((1, 1, 1, 2))
+        first = HistoryEntry(1, FIRST_LSN, first_tli, given=first_tli)
         lines: list[Line] = [((first,), FIRST_LSN + rng.choice((0, 500, 3000, SEGMENT_SIZE, 40_000)))]
         for _ in range(rng.randint(0, 4)):
             history, end_lsn = rng.choice(lines)
             start_lsn = rng.choice((end_lsn, end_lsn, rng.randint(FIRST_LSN, end_lsn), history[-1].start_lsn))
             kept = tuple(entry for entry in history if entry.start_lsn <= start_lsn)
             last = kept[-1]
+            tli = last.tli + rng.choice((0, 0, 1))
             entry = HistoryEntry(
                 max(line[0][-1].term for line in lines) + 1 + rng.choice((0, 0, 1)),
                 start_lsn,
-                last.tli + rng.choice((0, 0, 1)),
+                tli,
                 self._chance(0.1),
                 max(last.floor, rng.choice((0, 0, 0, last.tli - 1, last.tli))),
+                max(last.given, tli) + rng.choice((0, 0, 0, 1)),
             )
             end_lsn = start_lsn + rng.choice((0, 1, 700, SEGMENT_SIZE - 300, 30_000))
             if self._chance(0.3):
@@ -304,6 +307,7 @@ class LoneSafekeepers:
             None,
             last.tli if last is not None else 0,
             last.floor if last is not None else 0,
+            last.given if last is not None else 0,
         )
         return [*self._folder(safekeeper), greeting]
 

@@ -13,7 +13,7 @@ from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import AcceptorMessage
 from tests.simulation.lone.corrupted_states import check_proposer
-from tests.simulation.lone.draws import draw_config
+from tests.simulation.lone.draws import draw_config, draw_purpose
 from tests.simulation.lone.safekeepers import CLUSTERS, LoneSafekeepers, Safekeeper
 from tests.simulation.references.proposer.checker import watched_proposer
 from tests.simulation.seeds.counts import Counts
@@ -104,6 +104,11 @@ class LoneShell:
         self._is_checked = False
         self._sent.clear()
         self._proposer: Any = watched_proposer(Proposer, self._config(), "the proposer", self.counts)
+        if self._chance(0.2):
+            self._pursue()
+
+    def _pursue(self) -> None:
+        self._event("pursue", draw_purpose(self.rng), self._now_s)
 
     def trace(self) -> list[str]:
         """Return what happened last, a line each."""

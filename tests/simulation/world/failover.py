@@ -2,8 +2,8 @@
 
 `Command` is one process of it; failover_shell.py has what it stands on. Its servers are all that there are: primaries,
 standbys that stream from safekeepers, one that streams from the primary. An operator may take the old primary for dead
-when it is not, may run two commands at once, may repeat a failover that was done long ago, and may cancel one before
-anything was promoted. He cancels while no other command runs, as in the manual.
+when it is not, may run two commands at once, may repeat a failover that was done long ago, and may cancel one at
+any moment: also while a promotion hangs, and while others run.
 
 What is promoted is a new primary with the standby's WAL. Another server takes the standby's place, from a backup.
 """
@@ -13,7 +13,6 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from safekeeper.base.errors import WalproxyError
-from safekeeper.base.lsn import format_lsn
 from safekeeper.base.settings import Address
 from safekeeper.consensus.messages import AppendRequest, Elected, Reconfigure
 from safekeeper.consensus.term_history import tli_at
@@ -23,10 +22,12 @@ from tests.simulation.model.network import TO_PROXY, TO_SAFEKEEPER
 from tests.simulation.model.primary import FIRST_LSN, VirtualPrimary
 from tests.simulation.model.synthetic_wal import end_of_the_first_part, last_complete_end
 from tests.simulation.model.virtual_loop import VirtualLoop
+from walproxy.failover.attempt import AttemptOptions
 from walproxy.failover.failover import Failover, FailoverReport
 from walproxy.postgres.hosts import PrimaryHost
 from walproxy.proposer.primary import Ancestor
 from walproxy.proposer.proposer import Proposer
+from walproxy.proposer.purpose import Cancel, Readmit, Reserve, Seal, TakeBack
 
 if TYPE_CHECKING:
     from tests.simulation.model.direct_standby import DirectStandby
@@ -81,11 +82,12 @@ class Servers:
         """Return what runs on a host."""
         return self._by_name[name]
 
-    def promote(self, name: str, life: int, command: "Command") -> None:
+    def promote(self, name: str, life: int, reserved: Elected) -> None:
         """Make a primary of a standby, on the first timeline of which it finds no history file.
 
         Args:
             life: that of the standby which was signalled.
+            reserved: what began the term that has reserved its number.
         """
         world, standby = self.world, self._by_name[name]
         if isinstance(standby, VirtualPrimary) or standby.life != life:
@@ -99,8 +101,7 @@ class Servers:
         self._by_name[name] = promoted
         standby.be_replaced()
         self._by_name[f"{standby.name}.{len(self.promoted) + 1}"] = standby
-        assert command.sealed is not None  # it promotes under a seal
-        world.truths.of(command.sealed.cluster_id).on_promoted(promoted, command.sealed)
+        world.truths.of(reserved.cluster_id).on_promoted(promoted, reserved)
         self.promoted.append(promoted)
         world.counts.count("standbys promoted by a failover")
         world.failover.on_promoted(promoted)
@@ -129,7 +130,7 @@ class Command:
         unreachable: the hosts that it cannot reach.
         connections: those to safekeepers that are open.
         proposer: that of its present seal, None before the first one.
-        sealed: what began the last term that holds a seal of its own, None before.
+        elected: what began its last term that was committed, None before.
         is_over: whether it has ended, or was killed.
         report: what it has shown at its end, None if it has failed.
         error: why it has failed, empty if it has not.
@@ -162,7 +163,7 @@ class Command:
         self.unreachable = unreachable
         self.connections: list[Connection] = []
         self.proposer: Proposer | None = None
-        self.sealed: Elected | None = None
+        self.elected: Elected | None = None
         self.is_over = False
         self.report: FailoverReport | None = None
         self.error = self.waits_for = ""
@@ -185,7 +186,7 @@ class Command:
             self,
             seal_timeout_s=SEAL_TIMEOUT_S,
             resume_timeout_s=RESUME_TIMEOUT_S,
-            promote_timeout_s=PROMOTE_TIMEOUT_S,
+            attempt=AttemptOptions(promote_timeout_s=PROMOTE_TIMEOUT_S),
         )
         try:
             if self.cancels:
@@ -257,24 +258,24 @@ class Command:
         """The proposer has handled an event."""
         leadership, world = proposer.leadership, self.world
         if leadership is None:
-            if proposer.candidacy.log_tli and proposer is not self._without_object:
+            obstacle = proposer.candidacy.obstacle
+            if obstacle is not None and obstacle.log_tli and proposer is not self._without_object:
                 self._without_object = proposer
                 world.counts.count("seals without an object")
             return
         self._truth = world.truths.of(leadership.elected.cluster_id)
         self._truth.on_proposer_stepped(self, proposer)
-        sealed, seal = proposer.sealed, proposer.config.seal
-        assert seal is not None
-        if seal.cancels or seal.readmits:
-            self._truth.on_floor_lowered(seal, leadership.elected)
-        if sealed is None or sealed is self.sealed:
+        elected, purpose = proposer.tail_elected, proposer.candidacy.purpose
+        if isinstance(purpose, TakeBack | Cancel | Readmit):
+            self._truth.on_floor_lowered(purpose, leadership.elected)
+        if elected is None or elected is self.elected:
             return
-        self.sealed = sealed
-        entry = sealed.history[-1]
-        world.note("operator", "receives", f"floor {entry.floor} at {format_lsn(entry.start_lsn)}")
-        if not seal.cancels and not seal.readmits:
-            world.counts.count("timelines sealed")
-            self._truth.on_sealed(seal, sealed)
+        self.elected = elected
+        entry = elected.history[-1]
+        world.note("operator", "receives", f"{purpose}: floor {entry.floor}, given {entry.given}")
+        world.counts.count(_SERVED[type(purpose)])
+        if isinstance(purpose, Seal):
+            self._truth.on_sealed(purpose, elected)
 
     def sends(self, message: Any, connection: "Connection") -> None:
         """It sends a message to a safekeeper."""
@@ -285,6 +286,13 @@ class Command:
         self.world.note(self.name, "sends", message, connection.number)
 
 
+_SERVED: dict[type, str] = {
+    Seal: "timelines sealed",
+    Reserve: "numbers reserved",
+    TakeBack: "seals taken back",
+    Cancel: "seals cancelled",
+    Readmit: "primaries readmitted",
+}
 # Words of the command's texts, by the step that has ended when it shows them.
 _STEP_OF = {"sealed timeline": "seal", "promoting": "catch up", "is a primary": "promote"}
 
@@ -309,23 +317,20 @@ class FailoverOperator:
         self.missing: frozenset[int] = frozenset()
 
     def begin(self, *, wanted: str = "", old_is_dead: bool, dies_after: str = "", unreachable: frozenset[str]) -> None:
-        """Run the command, beside others that run already. None runs beside one that cancels."""
-        for command in list(self.commands):
-            if command.cancels:
-                command.kill()
+        """Run the command, beside others that run already."""
         if len(self.commands) < 3 and len(self.world.primaries) < PRIMARIES_MAX:
             self.world.counts.count("failovers begun")
             self._run(wanted=wanted, old_is_dead=old_is_dead, dies_after=dies_after, unreachable=unreachable)
 
     def cancel(self) -> None:
-        """Let the old primary in again, before anything was promoted: else numbers could be taken twice."""
+        """Let the old primary in again, at any moment: also while a promotion hangs."""
         log = self.world.newest_log()
-        if log is None or log.floor < log.tli or any(each.tli > log.tli for each in self.world.servers.promoted):
+        if log is None or log.floor < log.tli:
             return
-        for command in list(self.commands):
-            command.kill()
+        servers = self.world.servers
+        later = [name for name in servers.names() if getattr(servers.at(name), "tli", 0) > log.tli]
         self.world.counts.count("failovers cancelled")
-        self._run(cancels=True)
+        self._run(cancels=True, unreachable=frozenset(later if self._chance.random() < 0.5 else ()))
 
     def _run(self, **options: Any) -> Command:
         self._count += 1
@@ -357,7 +362,7 @@ class FailoverOperator:
             world.clock.after(REPEAT_AFTER_S * self._chance.random(), self._repeat, command)
 
     def _repeat(self, command: Command) -> None:
-        if not self.world.is_healing and not any(other.cancels for other in self.commands):
+        if not self.world.is_healing:
             self.begin(wanted=command.wanted, old_is_dead=command.old_is_dead, unreachable=frozenset())
 
     def abandon(self) -> None:
@@ -449,7 +454,7 @@ class FailoverOperator:
         for standby in world.directs:
             standby.is_cut_off = True  # What is alive may be sealed off.
         for promoted in world.servers.promoted:
-            if promoted.answers and promoted.tli == log.floor + 1 and log.is_continued_by(promoted):
+            if promoted.answers and promoted.tli > max(log.floor, log.tli) and log.is_continued_by(promoted):
                 self._serve(promoted)
         began_at_s, acked_lsn = world.clock.now, world.checker.acked_lsn
         patience_s = world.patience_s(PATIENCE_S)

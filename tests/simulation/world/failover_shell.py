@@ -20,6 +20,7 @@ from tests.simulation.model.network import TO_SAFEKEEPER, Connection
 from tests.simulation.model.primary import SYSTEM_ID, VirtualPrimary
 from tests.simulation.model.synthetic_wal import end_of_the_first_part, first_record_start, records
 from tests.simulation.model.virtual_loop import VirtualLoop
+from walproxy.failover import attempt as attempt_module
 from walproxy.failover import failover as failover_module
 from walproxy.failover import log_end as log_end_module
 from walproxy.failover import sealer as sealer_module
@@ -27,6 +28,7 @@ from walproxy.failover import server as server_module
 from walproxy.failover import world as world_module
 from walproxy.failover.candidates import HostLook
 from walproxy.failover.log_end import LogEnd
+from walproxy.failover.server import NotRequested
 from walproxy.postgres.hosts import PrimaryHost
 from walproxy.proposer.actions import Action, SendAppend
 from walproxy.proposer.phase import ProposerConfig
@@ -195,7 +197,12 @@ class VirtualServer:
             complete_lsn=server.complete_lsn,
         )
 
-    def reserve(self, tlis: range, timeout_s: float = 10.0) -> None:
+    def highest_history(self) -> int:
+        """Return the highest number with a history file in its pg_wal. Raises WalproxyError: it does not answer."""
+        server = self._server()
+        return 0 if isinstance(server, VirtualPrimary) else max(server.passed_over, default=0)
+
+    def place_histories(self, tlis: range) -> None:
         """Place history files.
 
         Raises:
@@ -211,27 +218,28 @@ class VirtualServer:
         It may have been set up again since it was looked at.
 
         Raises:
-            WalproxyError: it lacks WAL, does not answer, or is lost on the way, before or after the signal.
+            NotRequested: it lacks WAL, does not answer, or is lost before the signal.
+            WalproxyError: it is lost after it.
         """
         server, world = self._server(), self._command.world
         is_calm = world.is_healing or not world.failover.has_accidents
         fate = world.rng.random() if not is_calm else 1.0
         if fate < 0.04:
-            raise WalproxyError(f"{self.name} was lost before it was signalled")
+            raise NotRequested(f"{self.name} was lost before it was signalled")
         if fate > 0.94 and not is_calm and isinstance(server, DirectStandby):
             server.be_set_up_again()
         reason = server_module.lost_since(self.look(), end) if not isinstance(server, VirtualPrimary) else ""
         if reason:
-            raise WalproxyError(f"{self.name} is not promoted: it {reason}")
+            raise NotRequested(f"{self.name} is not promoted: it {reason}")
         if fate > 0.08 and not isinstance(server, VirtualPrimary):
             self._require_part_of_the_log(server, end)
             promote, delay_s = self._command.servers.promote, PROMOTION_S * world.rng.random()
-            world.clock.after(delay_s, promote, self.name, server.life, self._command)
+            world.clock.after(delay_s, promote, self.name, server.life, self._command.elected)
         if 0.08 < fate < 0.12:
             raise WalproxyError(f"{self.name} was lost after it was signalled")
 
     def _require_part_of_the_log(self, server: "SimStandby | DirectStandby", end: LogEnd) -> None:
-        """See that no record of it is complete above the position where the log has left its timeline (13.7)."""
+        """See that no record of it is complete above the position where the log has left its timeline (13.8)."""
         left_lsn = None if server.tli == end.tli else end.left_lsn(server.tli)
         if left_lsn is not None and server.applied_lsn > left_lsn:
             violation = Violation(
@@ -246,7 +254,7 @@ class VirtualServer:
         server = self._command.servers.at(self.name)
         is_there = server.answers if isinstance(server, VirtualPrimary) else server.applied_lsn > 0
         if self._is_out_of_reach or not is_there:
-            raise WalproxyError(f"{self.name} does not reply")
+            raise NotRequested(f"{self.name} does not reply")
         return server
 
 
@@ -326,8 +334,10 @@ REPLACED: tuple[tuple[Any, str, Any], ...] = (
     (sealer_module, "TICK_S", 0.1),
     (log_end_module, "secrets", _CHANCE),
     (log_end_module, "RecordDecoder", SyntheticDecoder),
-    (failover_module, "random", _CHANCE),
+    (attempt_module, "random", _CHANCE),
+    (attempt_module, "time", _CHANCE),
+    (attempt_module, "POLL_S", 0.15),
     (failover_module, "time", _CHANCE),
-    (failover_module, "_POLL_S", 0.15),
+    (failover_module, "POLL_S", 0.15),
     (world_module, "Server", VirtualServer),
 )

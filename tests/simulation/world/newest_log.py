@@ -8,7 +8,7 @@ from safekeeper.consensus.term_history import TermHistory, last_tli
 from tests.simulation.model.primary import VirtualPrimary
 from tests.simulation.model.synthetic_wal import last_complete_end, last_timed_record
 from walproxy.proposer.primary import plan_log
-from walproxy.proposer.seal import sealed_reason
+from walproxy.proposer.purpose import sealed_reason
 
 
 class NewestLog(NamedTuple):

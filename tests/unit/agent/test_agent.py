@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,17 @@ from safekeeper.consensus.messages import AcceptorGreeting
 from safekeeper.net.safekeeper_connection import Credentials
 from tests.unit.event_loop import on_the_loop
 from tests.unit.failover.looks import greeting
-from walproxy.agent import guards, steps
+from walproxy.agent import steps
 from walproxy.agent.activity import Activity
 from walproxy.agent.agent import Agent
 from walproxy.agent.config import AgentConfig, endpoints
 from walproxy.agent.decision import FailOver
+from walproxy.agent.report import AgentReport
 from walproxy.agent.server_look import ServerState
+from walproxy.agent.sight import SeenReport
 from walproxy.agent.state import ClusterView, LogPositions
 from walproxy.agent.work import WorkState
+from walproxy.failover.attempt import AttemptOptions
 from walproxy.failover.server import Promotion
 
 
@@ -42,7 +44,7 @@ def agent(folder: Path, **more: str) -> Agent:
 def test_a_promotion_that_another_failover_has_sealed_off_is_over(tmp_path: Path) -> None:
     """The others would wait half a minute for it."""
     ours = agent(tmp_path)
-    ours.work.fail_over(None, 0.0)
+    ours.work.fail_over(None, None, 0.0)
     ours.work.promoted(15, Promotion(16, 0x1000))
     ours.cluster.view = ClusterView(sent_at=0.0, has_quorum=True, log=LogPositions(tli=15, floor=15))
     ours._note_resumption(1.0)
@@ -58,7 +60,7 @@ def test_a_promotion_that_another_failover_has_sealed_off_is_over(tmp_path: Path
 
 def test_the_others_wait_until_the_safekeepers_have_received_a_heartbeat_of_the_new_primary(tmp_path: Path) -> None:
     ours = agent(tmp_path)
-    ours.work.fail_over(None, 0.0)
+    ours.work.fail_over(None, None, 0.0)
     ours.work.promoted(15, Promotion(16, 0x1000))
     silent_s = (5.0, 0.5, None, 1.0, 0.9)
     waits = []
@@ -85,58 +87,64 @@ def test_an_outage_whose_reason_changes_each_second_is_a_few_lines_a_minute(capl
 
 
 class ScriptedFailover:
-    """A failover that lasts as long as a test specifies, before and after its guard."""
+    """A failover that asks its guard twice, as an attempt does."""
 
-    before_s = after_s = 0.0
+    is_sealed = False
 
-    def __init__(self, *_: Any, guard: Callable[[], Awaitable[None]], **__: Any) -> None:
-        self._guard = guard
+    def __init__(self, *_: Any, attempt: AttemptOptions, **__: Any) -> None:
+        self._attempt = attempt
 
     async def promote(self, *, old_is_dead: bool) -> tuple[AcceptorGreeting, str, Promotion]:
-        assert not old_is_dead
-        await asyncio.sleep(self.before_s)
-        await self._guard()
-        await asyncio.sleep(self.after_s)
+        assert not old_is_dead and self._attempt.guard is not None
+        await self._attempt.guard()
+        self.is_sealed = True
+        await self._attempt.guard()
         return greeting(), "pg2", Promotion(2, 0x1000)
 
     async def close(self) -> None: ...
 
 
-async def fail_over(folder: Path, monkeypatch: pytest.MonkeyPatch, before_s: float, after_s: float) -> Agent:
-    """Fail over with a fence_command that lasts longer than a catch-up may."""
-    ours = agent(folder, fence_command="sleep 1")
-
+async def fail_over(ours: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     async def keep_running(_: float) -> None: ...
 
     for of, name, value in [
         (steps, "Failover", ScriptedFailover),
-        (steps, "_CATCH_UP_TIMEOUT_S", 0.6),
-        (ScriptedFailover, "before_s", before_s),
-        (ScriptedFailover, "after_s", after_s),
         (ours._steps, "_prepare_promotion", lambda: None),
         (ours._proxy, "keep_running", keep_running),
     ]:
         monkeypatch.setattr(of, name, value)
     await ours._steps.take(FailOver(), ServerState.STANDBY)
-    return ours
 
 
 @on_the_loop
-async def test_the_time_of_the_guards_is_not_that_of_the_catch_up(
+async def test_a_fence_runs_once_until_a_primary_leads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = tmp_path / "runs"
+    ours = agent(tmp_path, fence_command=f"echo $WALPROXY_OLD_PRIMARY >> {runs}")
+    ours.cluster.last_leader = "pg1"
+    await fail_over(ours, monkeypatch)
+    assert (ours.work.state, ours.report().problem, ours.report().has_sealed) == (WorkState.RESUMING, "", True)
+    assert runs.read_text().split() == ["pg1"]
+    ours.work.end()
+    await fail_over(ours, monkeypatch)
+    assert runs.read_text().split() == ["pg1"], "it is off since the attempt before"
+    ours.work.end()
+    leader = AgentReport("pg1", state="primary", is_leader=True, tli=1)
+    ours._received(ClusterView(sent_at=1.0, has_quorum=True, agents=(SeenReport(leader, 0.0),)))
+    await fail_over(ours, monkeypatch)
+    assert runs.read_text().split() == ["pg1", "pg1"]
+
+
+@on_the_loop
+async def test_a_fence_that_does_not_end_is_killed_with_its_children_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = await fail_over(tmp_path, monkeypatch, 0.0, 0.0)
-    assert (ours.work.state, ours.report().problem) == (WorkState.RESUMING, "")
-
-
-@pytest.mark.parametrize("before_s, after_s", [(9.0, 0.0), (0.3, 0.5)])
-@on_the_loop
-async def test_a_failover_is_given_up_if_it_lasts_too_long_without_its_guards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before_s: float, after_s: float
-) -> None:
-    ours = await fail_over(tmp_path, monkeypatch, before_s, after_s)
-    assert ours.work.state is WorkState.WATCHING
-    assert ours.report().problem.startswith("the failover was given up after 0.6 s")
+    ended = tmp_path / "ended"
+    ours = agent(tmp_path, fence_command=f"(sleep 2; touch {ended}) & wait", fence_timeout="1")
+    await fail_over(ours, monkeypatch)
+    assert ours.work.state is WorkState.WATCHING and not ours.report().has_sealed
+    assert ours.report().problem == "fence_command has not ended within 1 s"
+    await asyncio.sleep(1.5)
+    assert not ended.exists()
 
 
 def test_the_others_have_patience_with_the_guards_that_are_configured(tmp_path: Path) -> None:
@@ -145,4 +153,4 @@ def test_the_others_have_patience_with_the_guards_that_are_configured(tmp_path: 
     assert endpoints(["http://etcd1:2379", "https://etcd2:2379"]) == ("http://etcd1:2379", "https://etcd2:2379")
     with pytest.raises(ValueError, match="is not a list of URLs"):
         endpoints(2379)
-    assert guarded._decider.own.guards_s >= 7.0 + guards._FENCE_TIMEOUT_S
+    assert guarded._decider.own.guards_s >= 7.0 + 60.0

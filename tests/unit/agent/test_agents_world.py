@@ -5,8 +5,8 @@ The decisions are the product's; what the steps do is modelled. After every step
 - no two servers accept writes while the agents of both run, and at most one server's commits reach the quorum;
 - a timeline number is written by one server only.
 
-Once the faults end, commits resume within bounded time. Consensus itself is not modelled here but in tests/simulation:
-a seal, and a term, are one atomic act on a quorum.
+Once the faults end, commits resume within bounded time, also if no guard of a promotion ever succeeds again. Consensus
+itself is not modelled here but in tests/simulation: a seal, and a term, are one atomic act on a quorum.
 """
 
 import random
@@ -24,6 +24,7 @@ from walproxy.agent.decision import (
     EndWrites,
     FailOver,
     Kill,
+    LetIn,
     Own,
     Rebuild,
     Refuse,
@@ -69,6 +70,7 @@ class Node:
     state: ServerState
     is_primary_folder: bool  # What the data folder is when the server is stopped.
     tli: int = 1
+    parent_tli: int = 1  # That of the log from which it was promoted.
     is_read_only: bool = False
     is_paused: bool = False  # SIGSTOP of agent, proxy and server.
     agent_runs: bool = True
@@ -83,7 +85,7 @@ class Node:
     next_look_at: float = 0.0
     step_ends_at: float = 0.0
     step: Step | None = None
-    sealed_floor: int | None = None
+    has_sealed: bool = False
     steps: list[tuple[float, str]] = field(default_factory=list)
 
     @property
@@ -102,7 +104,10 @@ class World:
         self.dead_after_s = dead_after_s
         self.safekeepers = {i: Safekeeper(received_at=self.now) for i in SAFEKEEPERS}
         self.cut: set[tuple[str, int]] = set()
-        self.log_tli, self.floor = 1, 0
+        self.log_tli, self.floor, self.given = 1, 0, 1
+        self.sealer = ""
+        self.guards_fail = False
+        self.taken_back = self.let_in = 0
         self.writers: dict[int, str] = {1: "pg1"}
         self.nodes = [
             Node(
@@ -130,12 +135,14 @@ class World:
             return False
         if node.proxy_at is None or self.now < node.proxy_at:
             return False
-        return node.tli > self.floor and node.tli >= self.log_tli
+        is_continued = node.tli == self.log_tli or node.tli > self.log_tli == node.parent_tli
+        return node.tli > self.floor and is_continued
 
     def acknowledge(self) -> None:
         leaders = [node for node in self.nodes if self.leads(node)]
-        assert len(leaders) <= 1, f"two servers acknowledge: {leaders}"
-        for node in leaders:
+        assert len({node.tli for node in leaders}) == len(leaders), f"two servers acknowledge: {leaders}"
+        # Of two servers that were promoted from one log the first one is elected, and the log goes on without the other.
+        for node in sorted(leaders, key=lambda node: node.proxy_at or 0.0)[:1]:
             if self.log_tli != node.tli:
                 self.log_tli = node.tli
             for safekeeper in self.reached(node):
@@ -210,6 +217,7 @@ class World:
             has_resigned=node.decider.has_resigned,
             dead_after_s=self.dead_after_s,
             is_failing_over=isinstance(node.step, FailOver),
+            has_sealed=node.has_sealed,
         )
         reports: dict[str, tuple[AgentReport, float]] = {}
         for safekeeper in reached:
@@ -262,8 +270,16 @@ class World:
             node.state, node.hangs, node.proxy_at = STOPPED, False, None
         elif isinstance(step, Rejoin):
             node.is_primary_folder, node.tli = False, self.log_tli
+        elif isinstance(step, LetIn):
+            reached = self.reached(node)
+            is_led = sum(self.now - each.received_at < 1.0 for each in reached) > len(reached) - 2
+            if len(reached) < 2 or is_led or any(each.has_sealed and each.runs for each in self.nodes):
+                decider.failed(self.clock(node))
+                return
+            self.floor, self.let_in = min(self.floor, step.tli - 1), self.let_in + 1
         elif isinstance(step, StepDown):
-            decider.orders_done.add(step.order.id)
+            if step.order is not None:
+                decider.orders_done.add(step.order.id)
             decider.resigned(self.clock(node))
             node.state, node.proxy_at = STOPPED, None
         elif isinstance(step, Refuse):
@@ -272,22 +288,33 @@ class World:
 
     def fail_over(self, node: Node, step: FailOver) -> None:
         decider = node.decider
-        if node.sealed_floor is None:
-            reached = self.reached(node)
+        reached = self.reached(node)
+        if not node.has_sealed:
             is_led = sum(self.now - each.received_at < 1.0 for each in reached) > len(reached) - 2
-            if len(reached) < 2 or is_led or node.state is not STANDBY:
+            if self.guards_fail or len(reached) < 2 or is_led or node.state is not STANDBY:
                 decider.failed(self.clock(node))
                 return
-            self.floor = max(self.log_tli, self.floor + 1)
-            node.sealed_floor = self.floor
+            self.floor, self.sealer, node.has_sealed = max(self.log_tli, self.floor), node.name, True
             node.step, node.step_ends_at = step, self.now + self.random.uniform(0.2, 2.0)
             return
-        tli, node.sealed_floor = node.sealed_floor + 1, None
-        if node.state is not STANDBY or node.hangs or self.floor + 1 != tli:
+        node.has_sealed = False
+        is_able = node.state is STANDBY and not node.hangs and len(reached) >= 2
+        if self.sealer != node.name or self.log_tli > self.floor or not is_able:
+            decider.failed(self.clock(node))  # Another one goes on; or the seal stays.
+            return
+        if self.guards_fail or self.random.random() < 0.1:
+            self.floor, self.taken_back = self.log_tli - 1, self.taken_back + 1
             decider.failed(self.clock(node))
             return
+        self.given += 1
+        tli = node.tli = self.given
+        node.parent_tli = self.log_tli
         assert self.writers.setdefault(tli, node.name) == node.name, f"timeline {tli} is taken twice"
-        node.state, node.tli, node.is_primary_folder = PRIMARY, tli, True
+        if self.random.random() < 0.1:
+            node.state = STOPPED  # It crashes before it is a primary: a standby on its new timeline.
+            decider.failed(self.clock(node))
+            return
+        node.state, node.is_primary_folder = PRIMARY, True
         node.is_read_only, decider.ended_writes = True, True
         node.proxy_at = self.now + self.random.uniform(0.3, 0.6)
         if step.order is not None:
@@ -296,7 +323,7 @@ class World:
 
     def fault(self) -> None:
         node = self.random.choice(self.nodes)
-        kind = self.random.randrange(9)
+        kind = self.random.randrange(10)
         if kind == 0:
             self.cut |= {(node.name, i) for i in SAFEKEEPERS}
         elif kind == 1:
@@ -313,13 +340,15 @@ class World:
         elif kind == 6 and node.state in (PRIMARY, STANDBY):
             node.hangs = True
         elif kind == 7 and node.agent_runs:  # kill -9 of the agent, and with it of the proxy
-            node.agent_runs, node.proxy_at, node.step, node.sealed_floor = False, None, None, None
+            node.agent_runs, node.proxy_at, node.step, node.has_sealed = False, None, None, False
         elif kind == 8:
             order = Order(str(self.random.random()), self.random.choice(["switchover", "failover"]), node.name)
             self.changes += 1
             for safekeeper in self.safekeepers.values():
                 shared = safekeeper.settings[1]
                 safekeeper.settings = self.changes, msgspec.structs.replace(shared, order=order)
+        elif kind == 9:
+            self.guards_fail = not self.guards_fail
 
     def resume(self, node: Node) -> None:
         """Let a host or an agent go on. Nothing but a watchdog protects reads before the agent's first step."""
@@ -375,6 +404,7 @@ def run(seed: int) -> World:
 def test_no_two_servers_accept_writes_and_commits_resume(first: int) -> None:
     worlds = [run(seed) for seed in range(first, first + 10)]
     assert sum(world.log_tli > 1 for world in worlds) >= 5
+    assert all(sum(getattr(world, name) for world in worlds) for name in ("taken_back", "let_in"))
 
 
 def test_quiet_world_changes_nothing() -> None:

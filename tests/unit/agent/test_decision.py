@@ -10,14 +10,19 @@ from walproxy.agent.decision import (
     EQUAL_BYTES,
     FIRST_VIEW_S,
     FRESH_S,
+    HEARD_AFTER_S,
+    READMIT_AFTER_S,
     RESIGNATION_S,
-    RETRY_S,
+    RETRY_S_MAX,
+    RETRY_S_MIN,
     TURN_S,
+    UNSTEADY_TIMES,
     AllowWrites,
     Decider,
     EndWrites,
     FailOver,
     Kill,
+    LetIn,
     Own,
     Rebuild,
     Refuse,
@@ -70,9 +75,8 @@ def view(
     has_quorum: bool = True,
     **more: object,
 ) -> ClusterView:
-    known: dict[str, object] = {"system_id": SYSTEM, **more}
+    known: dict[str, object] = {"system_id": SYSTEM, "sent_at": NOW, **more}
     return ClusterView(
-        sent_at=NOW,
         has_quorum=has_quorum,
         leader_silent_s=silent_s if has_quorum else None,
         log=LogPositions(tli=log_tli, floor=floor, term=3, flush_lsn=1000),
@@ -286,8 +290,37 @@ def test_failed_attempt_leaves_the_next_one_to_others() -> None:
     assert decider.decide(NOW, STANDBY, lost, commits=False) == FailOver()
     decider.failed(NOW)
     assert isinstance(decider.decide(NOW + 1, STANDBY, lost, commits=False), Wait)
-    later = replace(lost, sent_at=NOW + RETRY_S)
-    assert decider.decide(NOW + RETRY_S, STANDBY, later, commits=False) == FailOver()
+    later = replace(lost, sent_at=NOW + RETRY_S_MIN)
+    assert decider.decide(NOW + RETRY_S_MIN, STANDBY, later, commits=False) == FailOver()
+
+
+def test_attempts_that_fail_are_repeated_with_pauses_that_double_up_to_a_limit() -> None:
+    decider = watching(Own("pg2"))
+    pauses = []
+    for _ in range(5):
+        decider.failed(NOW)
+        pauses.append(decider.retry_at - NOW)
+    assert pauses == [RETRY_S_MIN, 2 * RETRY_S_MIN, 4 * RETRY_S_MIN, RETRY_S_MAX, RETRY_S_MAX]
+    decider.failed(NOW + 1000)
+    assert decider.retry_at == NOW + 1000 + RETRY_S_MIN
+
+
+def test_a_quorum_that_is_back_counts_as_soon_as_a_heartbeat_would_have_reached_it() -> None:
+    lost = view(report("pg2"), silent_s=6.0)
+    away = view(report("pg2"), has_quorum=False)
+    decider = watching(Own("pg2"))
+    at = NOW
+    for _ in range(3):  # The links are cut for 2.6 s, and open for 1.8 s.
+        at += 2.6
+        decider.saw(replace(away, sent_at=at))
+        assert isinstance(decider.decide(at, STANDBY, replace(away, sent_at=at), commits=False), Wait)
+        decider.saw(replace(lost, sent_at=at))
+        step = decider.decide(at, STANDBY, replace(lost, sent_at=at), commits=False)
+        assert isinstance(step, Wait) and "waiting for the leader's heartbeats" in step.reason
+        decider.saw(replace(lost, sent_at=at + HEARD_AFTER_S))
+        seen = replace(lost, sent_at=at + HEARD_AFTER_S)
+        assert decider.decide(at + HEARD_AFTER_S, STANDBY, seen, commits=False) == FailOver()
+        at += 1.8
 
 
 @pytest.mark.parametrize(
@@ -319,6 +352,69 @@ def test_old_primary_rejoins_the_leader() -> None:
     begun = replace(STOPPED_PRIMARY, rejoin_begun=True)
     assert decide(begun, view(leader)) == Rejoin(leader)
     assert isinstance(decide(replace(STANDBY, rejoin_begun=True), view(leader)), Stop)
+
+
+def until_let_in(decider: Decider, look: ServerLook, seen: ClusterView, since: float = NOW) -> list[Step]:
+    """Return the steps at once, shortly before an old primary is let in, and then."""
+    times = (since, since + READMIT_AFTER_S - 0.1, since + READMIT_AFTER_S)
+    return [decider.decide(at, look, replace(seen, sent_at=at), commits=False) for at in times]
+
+
+def test_a_sealed_primary_that_nobody_replaces_is_let_in_again() -> None:
+    waits = Wait("an old primary: waiting for a leader to rejoin")
+    assert until_let_in(watching(Own("pg1")), STOPPED_PRIMARY, view(report("pg2"), floor=1)) == [waits, waits, LetIn(1)]
+    # One that asks its guards has not sealed.
+    asking = view(report("pg2", is_failing_over=True), floor=1)
+    assert until_let_in(watching(Own("pg1")), STOPPED_PRIMARY, asking)[-1] == LetIn(1)
+    gone_on = view(report("pg2"), floor=1, log_tli=2)
+    assert until_let_in(watching(Own("pg1")), STOPPED_PRIMARY, gone_on)[-1] == waits
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        report("pg2", is_failing_over=True, has_sealed=True),
+        report("pg2", "primary", tli=2),
+        report("pg2", "primary", tli=2, is_leader=True),
+    ],
+)
+def test_a_sealed_primary_that_another_server_is_about_to_replace_is_not_let_in(other: AgentReport) -> None:
+    decider = watching(Own("pg1"))
+    steps = until_let_in(decider, STOPPED_PRIMARY, view(other, floor=1))
+    assert not any(isinstance(step, LetIn) for step in steps)
+    # Its time begins when that is over.
+    steps = until_let_in(decider, STOPPED_PRIMARY, view(report("pg2"), floor=1), NOW + 10)
+    assert [isinstance(step, LetIn) for step in steps] == [False, False, True]
+
+
+def test_a_primary_that_ends_again_and_again_gives_the_lead_up_if_there_is_a_standby() -> None:
+    for others, gives_up in (((report("pg2"),), True), ((), False)):
+        decider = watching(Own("pg1"))
+        for passed_s in range(UNSTEADY_TIMES):
+            seen = view(*others, sent_at=NOW + passed_s)
+            assert decider.decide(NOW + passed_s, STOPPED_PRIMARY, seen, commits=False) == StartPrimary()
+        step = decider.decide(NOW + 5, STOPPED_PRIMARY, view(*others, sent_at=NOW + 5), commits=False)
+        assert decider.has_resigned is gives_up
+        assert isinstance(step, Wait if gives_up else StartPrimary)
+
+
+def test_a_leader_that_is_lost_again_and_again_hands_over_if_there_is_a_standby() -> None:
+    for others, hands_over in (((report("pg2"),), True), ((), False)):
+        decider = watching(Own("pg1"))
+        at = NOW
+        for _ in range(UNSTEADY_TIMES):
+            at += 4.6
+            lost = view(*others, silent_s=4.6, sent_at=at)
+            assert isinstance(decider.decide(at, PRIMARY, lost, commits=False), EndWrites)
+            decider.ended_writes = True
+            at += 0.4
+            heard = view(*others, silent_s=0.1, sent_at=at)
+            decider.saw(heard)
+            step = decider.decide(at, PRIMARY, heard, commits=True)
+            decider.ended_writes = False
+        assert isinstance(step, StepDown) is hands_over and (hands_over or step == AllowWrites())
+        if isinstance(step, StepDown):
+            assert (step.order, step.to) == (None, "pg2") and "3 times within 60 s" in step.reason
 
 
 def test_resigned_leader_does_not_take_its_own_old_report_for_another_leader() -> None:
@@ -400,6 +496,19 @@ def test_missing_data_folder_is_said() -> None:
 def test_paused_agent_changes_nothing(look: ServerLook) -> None:
     seen = view(silent_s=60.0, floor=1, settings=AgentSettings(is_paused=True))
     assert decide(look, seen) == Wait("paused")
+
+
+def test_a_pause_does_not_keep_a_primary_read_only_that_its_agent_made_read_only() -> None:
+    decider = watching(Own("pg1"))
+    decider.ended_writes = True
+    for seen, commits, step in (
+        (view(LEADER), True, AllowWrites()),
+        (view(LEADER), False, Wait("paused")),
+        (view(LEADER, floor=1), True, Wait("paused")),
+        (view(LEADER, has_quorum=False), True, Wait("paused")),
+    ):
+        paused = replace(seen, settings=AgentSettings(is_paused=True))
+        assert decider.decide(NOW, PRIMARY, paused, commits=commits) == step
 
 
 def test_leader_steps_down_for_the_named_standby_or_the_first_one() -> None:

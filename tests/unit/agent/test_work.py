@@ -15,7 +15,7 @@ ARCHITECTURE = Path(__file__).parents[3] / "docs" / "design" / "architecture.md"
 ORDER = Order("a" * 32, "switchover", "pg2")
 ENTER: dict[WorkState, Callable[[AgentWork], None]] = {
     WorkState.WATCHING: AgentWork.end,
-    WorkState.FAILING_OVER: lambda work: work.fail_over(ORDER, 7.5),
+    WorkState.FAILING_OVER: lambda work: work.fail_over(None, ORDER, 7.5),
     WorkState.RESUMING: lambda work: work.promoted(15, Promotion(16, 0x1000)),
     WorkState.SETTLING: AgentWork.resumed,
 }
@@ -41,7 +41,7 @@ def test_the_order_and_the_promotion_are_known_until_commits_have_resumed() -> N
         ENTER[state](work)
     assert (work.order, work.kind, work.lost_at) == (ORDER, "switchover", 7.5)
     assert (work.old_tli, work.promotion) == (15, Promotion(16, 0x1000))
-    work.fail_over(None, 8.5)
+    work.fail_over(None, None, 8.5)
     assert (work.kind, work.lost_at) == ("failover", 8.5)
 
 

@@ -59,6 +59,6 @@ def log_end(**changes: Any) -> LogEnd:
         "lineage": (),
         "end_lsn": END_LSN + 24,
         "records_end_lsn": END_LSN,
-        "floor": 1,
+        "given": 1,
     }
     return LogEnd(**{**fields, **changes})

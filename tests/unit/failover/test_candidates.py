@@ -10,13 +10,14 @@ from walproxy.failover.candidates import (
     has_everything,
     lost_since,
     missing_bytes,
+    number_for,
     obstacle,
     resolve,
-    tlis_to_reserve,
+    tlis_to_pass_over,
 )
 
 END = log_end()
-LATER = log_end(tli=3, lineage=((1, 500), (2, 700)), floor=3)
+LATER = log_end(tli=3, lineage=((1, 500), (2, 700)), given=3)
 
 
 def test_a_standby_needs_the_complete_records_and_not_the_last_byte() -> None:
@@ -67,7 +68,7 @@ def test_an_incomplete_record_of_an_earlier_timeline_is_overwritten_by_a_promoti
     look = standby("pg1", 520, tli=1, replayed_lsn=500, complete_lsn=500)
     assert obstacle(look, LATER) == ""
     assert missing_bytes(look, LATER) == LATER.records_end_lsn - 500
-    assert has_everything(look, log_end(tli=2, lineage=((1, 500),), end_lsn=520, records_end_lsn=500, floor=2))
+    assert has_everything(look, log_end(tli=2, lineage=((1, 500),), end_lsn=520, records_end_lsn=500, given=2))
     assert choose([look, standby("pg2", 510, tli=2)], LATER).name == "pg2:5432"
     beyond = standby("pg1", 520, tli=1, replayed_lsn=500, complete_lsn=512)
     assert "the log left that timeline at 0/1F4: make it a standby again with pg_rewind" in obstacle(beyond, LATER)
@@ -79,16 +80,18 @@ def test_an_incomplete_record_of_an_earlier_timeline_is_overwritten_by_a_promoti
 
 
 def test_a_timeline_that_the_log_never_was_on_is_another_line() -> None:
-    gap = log_end(tli=4, lineage=((1, 500), (3, 700)), floor=4)
+    gap = log_end(tli=4, lineage=((1, 500), (3, 700)), given=4)
     assert "is on timeline 2, which is not part of the log" in obstacle(standby("pg1", 400, tli=2), gap)
 
 
 def test_numbers_that_other_failovers_may_have_used_are_passed_over() -> None:
-    assert list(tlis_to_reserve(standby("pg1"), END)) == []
-    assert list(tlis_to_reserve(standby("pg1"), log_end(floor=3))) == [2, 3]
+    look = standby("pg1")
+    assert (number_for(look, END), number_for(look, log_end(given=3)), number_for(look, END, 5, 4)) == (2, 4, 6)
+    assert number_for(standby("pg1", tli=7), END) == 8
+    assert list(tlis_to_pass_over(look, 2)) == [] and list(tlis_to_pass_over(look, 4)) == [2, 3]
     poor = standby("pg1", places_files=False)
     assert obstacle(poor, END) == ""
-    assert "GRANT pg_monitor, pg_write_server_files" in obstacle(poor, log_end(floor=2))
+    assert "GRANT pg_monitor, pg_write_server_files" in obstacle(poor, log_end(given=2))
 
 
 def test_the_most_advanced_one_is_chosen_and_the_first_of_equals() -> None:

@@ -104,6 +104,5 @@ async def test_a_damaged_log_is_one_line() -> None:
 
 
 def test_each_timeline_was_left_somewhere() -> None:
-    end = log_end(tli=4, lineage=((1, 500), (3, 700)), floor=6)
+    end = log_end(tli=4, lineage=((1, 500), (3, 700)), given=6)
     assert [end.left_lsn(tli) for tli in (1, 2, 3, 4, 5)] == [500, None, 700, end.end_lsn, None]
-    assert end.promoted_tli == 7

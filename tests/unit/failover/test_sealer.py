@@ -1,4 +1,4 @@
-"""How long a sealer waits for others, and what it says. (The consensus: tests/unit/proposer/test_proposer_seal.py.)"""
+"""How long a sealer waits for others, and what it says. (The consensus: unit/proposer/test_proposer_purposes.py.)"""
 
 import asyncio
 
@@ -8,14 +8,14 @@ import walproxy.failover.sealer
 from safekeeper.base.settings import Address
 from safekeeper.net.safekeeper_connection import Credentials
 from tests.unit.event_loop import DEADLINE_S, on_the_loop, until
-from walproxy.failover.sealer import NotSealed, Sealer, sealed_timeline
-from walproxy.proposer.seal import Seal
+from walproxy.failover.sealer import NotSealed, Sealer, sealing_run
+from walproxy.proposer.purpose import Seal
 
 DEAD = ((1, Address("127.0.0.1", 1)), (2, Address("127.0.0.1", 1)))
 
 
 def sealer() -> Sealer:
-    return Sealer(DEAD, Seal(1), takeover=False, credentials=Credentials())
+    return Sealer(DEAD, takeover=False, credentials=Credentials(), timeout_s=DEADLINE_S, waiting=lambda problem: None)
 
 
 @on_the_loop
@@ -26,7 +26,7 @@ async def test_a_proxy_that_is_alive_is_left_alone_and_one_that_was_just_killed_
     rival = sealer()
     running = asyncio.create_task(rival.run())
     try:
-        sealing = asyncio.create_task(rival.seal(DEADLINE_S))
+        sealing = asyncio.create_task(rival.pursue(Seal(1)))
         rival.proposer.candidacy.is_spare = True
         await until(lambda: rival._rival_since is not None)
         rival.proposer.candidacy.is_spare = False  # It was dead.
@@ -45,7 +45,10 @@ async def test_without_a_quorum_the_reason_is_shown_while_it_waits_and_at_the_en
 ) -> None:
     monkeypatch.setattr(walproxy.failover.sealer, "_WAITING_INTERVAL_S", 0.05)
     shown: list[str] = []
-    with pytest.raises(NotSealed, match=r"not sealed after 1\.3 s: safekeeper 1: could not connect .*; safekeeper 2: "):
-        async with sealed_timeline(DEAD, Seal(1), timeout_s=1.3, waiting=shown.append):
-            pytest.fail("it is sealed")
+    with pytest.raises(
+        NotSealed,
+        match=r"no term that seals timeline 1 after 1\.3 s: safekeeper 1: could not connect .*; safekeeper 2: ",
+    ):
+        async with sealing_run(DEAD, timeout_s=1.3, waiting=shown.append) as run:
+            await run.pursue(Seal(1))
     assert shown and "safekeeper 1: could not connect" in shown[-1]

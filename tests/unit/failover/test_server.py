@@ -86,8 +86,8 @@ def test_a_change_of_a_server_that_does_not_reply_is_one_line() -> None:
     with pytest.raises(WalproxyError, match=r"cannot connect to PostgreSQL: .*Connection refused$"):
         Server(NOBODY).request_promotion(log_end())
     with pytest.raises(WalproxyError, match=r"Connection refused$"):
-        Server(NOBODY).reserve(range(2, 4))
-    Server(NOBODY).reserve(range(2, 2))  # Nothing to do.
+        Server(NOBODY).place_histories(range(2, 4))
+    Server(NOBODY).place_histories(range(2, 2))  # Nothing to do.
 
 
 def test_an_error_is_said_without_the_advice_for_a_proxy() -> None:
@@ -122,7 +122,7 @@ def test_what_to_do_follows(monkeypatch: pytest.MonkeyPatch, sqlstate: str, end:
         server.request_promotion(log_end())
     assert str(failed.value).endswith(end)
     with pytest.raises(WalproxyError) as failed:
-        server.reserve(range(2, 3))
+        server.place_histories(range(2, 3))
     assert str(failed.value).endswith(end)
 
 

@@ -7,12 +7,11 @@ import pytest
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import AcceptorGreeting
 from tests.unit.failover.looks import dead, greeting, primary, standby, survey
-from walproxy.failover.candidates import NoCandidate
+from walproxy.failover.candidates import NoCandidate, number_for
 from walproxy.failover.survey import (
     FailoverRefused,
     Finished,
     Promote,
-    Readmit,
     Resume,
     check_cancellable,
     log_is_on,
@@ -53,15 +52,20 @@ def test_a_primary_of_which_only_its_proxy_is_seen_is_not_given_up_either() -> N
 
 def test_a_failover_that_has_ended_is_not_repeated() -> None:
     promoted = primary("pg2", 2)
-    found = survey(dead("pg1"), promoted, is_led=True, log_tli=2, floor=1)
+    found = survey(dead("pg1"), promoted, is_led=True, log_tli=2, floor=1, given=2)
     assert next_step(found) == next_step(found, "pg2") == Finished(promoted)
-    assert "use walproxy switchover" in refusal(survey(primary("pg2", 2), standby("pg3"), log_tli=2, floor=1), "pg3")
+    found = survey(primary("pg2", 2), standby("pg3"), log_tli=2, floor=1, given=2)
+    assert "use walproxy switchover" in refusal(found, "pg3")
+    # Nor one whose promotion was not the first try, while one that was reserved since is.
+    assert next_step(survey(primary("pg2", 4), is_led=True, log_tli=4, floor=1, given=4)) == Finished(primary("pg2", 4))
+    found = survey(primary("pg2", 2), standby("pg3"), is_led=True, log_tli=2, floor=1, given=3)
+    assert "use walproxy switchover" in refusal(found)
     # Also where the primary was never promoted, if it is named.
     assert next_step(survey(primary("pg1"), is_led=True), "pg1") == Finished(primary("pg1"))
 
 
 def test_the_promoted_server_may_lack_a_proxy_again() -> None:
-    found = survey(dead("pg1"), primary("pg2", 2), log_tli=2, floor=1)
+    found = survey(dead("pg1"), primary("pg2", 2), log_tli=2, floor=1, given=2)
     assert "pg2:5432 is the primary (timeline 2) and replies, and no walproxy run serves it" in refusal(found)
 
 
@@ -100,7 +104,7 @@ def test_a_server_of_another_system_is_no_primary_of_this_log() -> None:
 
 def test_a_server_that_was_promoted_is_waited_for() -> None:
     promoted = primary("pg2", 2)
-    found = survey(dead("pg1"), promoted, standby("pg3"), floor=1)
+    found = survey(dead("pg1"), promoted, standby("pg3"), floor=1, given=2)
     assert next_step(found) == next_step(found, "pg2") == Resume(promoted)
     # It may be refused by the proxies: another one can be named.
     assert next_step(found, "pg3") == Promote(standby("pg3"), "pg3:5432")
@@ -108,28 +112,25 @@ def test_a_server_that_was_promoted_is_waited_for() -> None:
     assert next_step(survey(dead("pg1"), promoted)) == Resume(promoted)
 
 
-def test_of_several_the_one_with_the_number_of_the_seal_is_waited_for() -> None:
+def test_of_several_the_one_whose_number_was_handed_out_last_is_waited_for() -> None:
     by_hand, promoted = primary("pg2", 4), primary("pg3", 3)
-    assert next_step(survey(by_hand, promoted, floor=2)) == Resume(promoted)
-    assert next_step(survey(by_hand, promoted, floor=2), "pg2") == Resume(by_hand)
+    assert next_step(survey(by_hand, promoted, floor=1, given=3)) == Resume(promoted)
+    assert next_step(survey(by_hand, promoted, floor=1, given=3), "pg2") == Resume(by_hand)
     assert "several servers were promoted: pg2:5432 (timeline 4), pg3:5432 (timeline 4)" in refusal(
-        survey(by_hand, primary("pg3", 4), floor=2)
+        survey(by_hand, primary("pg3", 4), floor=1, given=2)
     )
 
 
-def test_a_server_that_was_sealed_off_since_is_let_in_again_if_it_is_named_or_nothing_else_can_be_done() -> None:
-    overtaken = primary("pg2", 2)
-    assert next_step(survey(dead("pg1"), overtaken, floor=2)) == Readmit(overtaken)
-    found = survey(dead("pg1"), overtaken, standby("pg3"), floor=2)
-    assert next_step(found) == Promote(standby("pg3"), "")
-    assert next_step(found, "pg2") == Readmit(overtaken)
-    assert "no standby can be promoted" in refusal(survey(overtaken, primary("pg3", 3), floor=3))
+def test_a_promoted_server_on_a_sealed_timeline_is_an_old_primary() -> None:
+    found = survey(dead("pg1"), primary("pg3", 2), STANDBY, floor=2, given=2)
+    assert next_step(found) == Promote(STANDBY, "")
+    assert "pg3:5432 is a primary on timeline 2, not a standby" in refusal(found, "pg3")
 
 
 def test_the_number_of_a_server_that_was_promoted_by_hand_is_not_given_out() -> None:
     found = survey(dead("pg1"), primary("pg2", 2), STANDBY)
     assert found.in_use_tli == 2
-    assert found.estimated_end().promoted_tli == 3
+    assert number_for(STANDBY, found.estimated_end()) == 3
 
 
 # Cancelling.
@@ -139,9 +140,8 @@ def test_only_a_seal_without_a_promotion_is_cancelled() -> None:
     assert check_cancellable(survey(dead("pg1"), STANDBY)) is False
     assert check_cancellable(survey(dead("pg1"), STANDBY, floor=1)) is True
     assert check_cancellable(survey(dead("pg1"), primary("pg2", 2), log_tli=2, floor=1)) is False
-    for floor in (1, 2):
-        with pytest.raises(FailoverRefused, match="pg2:5432 was promoted to timeline 2: finish with walproxy failover"):
-            check_cancellable(survey(dead("pg1"), primary("pg2", 2), floor=floor))
+    with pytest.raises(FailoverRefused, match="pg2:5432 was promoted to timeline 2: finish with walproxy failover"):
+        check_cancellable(survey(dead("pg1"), primary("pg2", 2), floor=1))
 
 
 # What the safekeepers have.

@@ -92,35 +92,38 @@ def test_if_a_vote_is_missing_all_of_the_donor_may_have_been_committed() -> None
 
 def test_the_new_term_follows_the_donors_history() -> None:
     donor = (HistoryEntry(1, 100, 1), HistoryEntry(4, 150, 1))
-    assert extend_history(donor, LogPlan(300, 1, cuts=False), ASKED) == (*donor, HistoryEntry(9, 300, 1))
+    assert extend_history(donor, LogPlan(300, 1, cuts=False), ASKED) == (*donor, HistoryEntry(9, 300, 1, given=1))
 
 
 def test_entries_above_a_fork_and_empty_ones_go() -> None:
     donor = (HistoryEntry(1, 100, 1), HistoryEntry(4, 150, 2), HistoryEntry(5, 200, 2))
-    assert extend_history(donor, LogPlan(150, 1, cuts=True), ASKED) == (donor[0], HistoryEntry(9, 150, 1))
-    assert extend_history(donor, LogPlan(150, 3, cuts=True), ASKED) == (donor[0], HistoryEntry(9, 150, 3))
-    assert extend_history(donor, LogPlan(150, 2, cuts=True), ASKED) == (donor[0], HistoryEntry(9, 150, 2))
+    assert extend_history(donor, LogPlan(150, 1, cuts=True), ASKED) == (donor[0], HistoryEntry(9, 150, 1, given=1))
+    assert extend_history(donor, LogPlan(150, 3, cuts=True), ASKED) == (donor[0], HistoryEntry(9, 150, 3, given=3))
+    assert extend_history(donor, LogPlan(150, 2, cuts=True), ASKED) == (donor[0], HistoryEntry(9, 150, 2, given=2))
 
 
 def test_the_first_entry_stays_without_a_byte_only_on_its_own_timeline() -> None:
     donor = (HistoryEntry(1, 100, 1), HistoryEntry(4, 100, 1))
-    assert extend_history(donor, LogPlan(100, 1, cuts=False), ASKED) == (donor[0], HistoryEntry(9, 100, 1))
-    assert extend_history(donor, LogPlan(100, 2, cuts=False), ASKED) == (HistoryEntry(9, 100, 2),)
-    assert extend_history(donor, LogPlan(101, 1, cuts=False), ASKED) == (*donor, HistoryEntry(9, 101, 1))
+    assert extend_history(donor, LogPlan(100, 1, cuts=False), ASKED) == (donor[0], HistoryEntry(9, 100, 1, given=1))
+    assert extend_history(donor, LogPlan(100, 2, cuts=False), ASKED) == (HistoryEntry(9, 100, 2, given=2),)
+    assert extend_history(donor, LogPlan(101, 1, cuts=False), ASKED) == (*donor, HistoryEntry(9, 101, 1, given=1))
 
 
 def test_what_was_given_up_stays_given_up_when_the_entry_that_says_so_is_replaced() -> None:
     donor = (HistoryEntry(1, 100, 1), HistoryEntry(4, 150, 2, gives_up=True))
     for start_lsn, tli in ((150, 3), (120, 3)):
         extended = extend_history(donor, LogPlan(start_lsn, tli, cuts=True), ASKED)
-        assert extended == (donor[0], HistoryEntry(9, start_lsn, tli, gives_up=True))
+        assert extended == (donor[0], HistoryEntry(9, start_lsn, tli, gives_up=True, given=3))
     # Where that entry stays, it says so itself.
     assert not extend_history(donor, LogPlan(200, 2, cuts=False), ASKED)[-1].gives_up
 
 
-def test_a_term_inherits_what_is_sealed() -> None:
-    donor = (HistoryEntry(1, 100, 1), HistoryEntry(4, 150, 1, floor=1))
-    assert extend_history(donor, LogPlan(200, 1, cuts=False), ASKED)[-1].floor == 1
+def test_a_term_inherits_what_is_sealed_and_what_was_handed_out_also_where_that_entry_goes() -> None:
+    donor = (HistoryEntry(1, 100, 1, given=1), HistoryEntry(4, 150, 1, floor=1, given=3))
+    for lsn in (150, 200):
+        for tli, given in ((1, 3), (2, 3), (4, 4)):
+            new = extend_history(donor, LogPlan(lsn, tli, cuts=False), ASKED)[-1]
+            assert (new.floor, new.given) == (1, given)
 
 
 def test_timelines_that_are_in_the_history_no_more_are_forgotten() -> None:
@@ -142,7 +145,7 @@ def test_terms_that_come_to_nothing_do_not_make_the_history_longer() -> None:
     history: tuple[HistoryEntry, ...] = (HistoryEntry(1, 100, 1),)
     for term in range(2, 50):
         history = extend_history(history, LogPlan(200, 1, cuts=False), LeaderId(term, "run"))
-    assert history == (HistoryEntry(1, 100, 1), HistoryEntry(49, 200, 1))
+    assert history == (HistoryEntry(1, 100, 1), HistoryEntry(49, 200, 1, given=1))
 
 
 def test_what_lies_below_the_wal_of_every_member_is_forgotten_when_all_have_voted() -> None:

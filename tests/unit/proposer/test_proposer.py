@@ -56,6 +56,7 @@ from walproxy.proposer.actions import (
 from walproxy.proposer.phase import Phase, ProposerConfig
 from walproxy.proposer.primary import Ancestor, PrimaryIdentity
 from walproxy.proposer.proposer import Proposer
+from walproxy.proposer.purpose import Purpose
 
 SEGMENT = 1 << 20
 BASE = 4 * SEGMENT
@@ -70,10 +71,12 @@ CRCS = (1,)
 class Table:
     """A proposer and the time; `said` is what the last event made it do."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, *, purpose: Purpose | None = None, **config: Any) -> None:
         self.proposer = Proposer(ProposerConfig(proposer_id="run1", safekeeper_ids=(1, 2, 3), **config))
         self.now = 10.0
         self.said: list[Action] = []
+        if purpose is not None:
+            self.event(self.proposer.pursue(purpose, self.now))
 
     def event(self, actions: list[Action]) -> list[Action]:
         self.said = actions

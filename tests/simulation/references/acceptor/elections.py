@@ -54,7 +54,7 @@ class Elections(AcceptorState):
         else:
             self.greeted.add(connection)
             yield from self._send_folders(connection)
-            term, tli, floor = self.log_end
+            term, tli, floor, given = self.log_end
             yield Send(
                 connection,
                 AcceptorGreeting(
@@ -75,6 +75,7 @@ class Elections(AcceptorState):
                     replaced=_replaced(control.replaced),
                     log_tli=tli,
                     floor=floor,
+                    given=given,
                 ),
             )
 

@@ -88,12 +88,13 @@ class AcceptorState(ReferenceLog):
         return not self.may_trim
 
     @property
-    def log_end(self) -> tuple[int, int, int]:
-        """1.3: last term, timeline of the last byte, floor."""
+    def log_end(self) -> tuple[int, int, int, int]:
+        """1.3: last term, timeline of the last byte, floor, given."""
         entries = entries_of_log(self.control.history, self.flush_lsn)
         has_byte = bool(entries) and self.flush_lsn > entries[0].start_lsn
         tli = tli_of_byte(entries, self.flush_lsn - 1) if has_byte else 0
-        return last_term(entries), tli, entries[-1].floor if entries else 0
+        floor, given = (entries[-1].floor, entries[-1].given) if entries else (0, 0)
+        return last_term(entries), tli, floor, given
 
     def _is_led_by(self, leader_id: LeaderId, connection: int) -> bool:
         """5.7, 7.1."""

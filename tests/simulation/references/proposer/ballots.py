@@ -16,7 +16,7 @@ from safekeeper.consensus.messages import VoteResponse
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory
 from tests.simulation.references.acceptor.histories import bounded, entries_of_log, last_term, tli_of_byte
 from walproxy.proposer.primary import PrimaryIdentity
-from walproxy.proposer.seal import Seal
+from walproxy.proposer.purpose import Cancel, Purpose, Readmit, Reserve, Seal, TakeBack
 
 Votes = Mapping[Identity, VoteResponse]
 
@@ -120,17 +120,40 @@ def possibly_committed(votes: Votes, membership: Membership, held: tuple[int, in
     return donor.flush_lsn
 
 
-def floor_of_seal(seal: Seal, donors: TermHistory) -> int:
-    """13.3."""
-    if seal.cancels:
-        return seal.tli - 1
-    if seal.readmits:
-        return min(seal.readmits - 1, donors[-1].floor)
-    return max(seal.tli, donors[-1].tli, donors[-1].floor + 1)
+def numbers_of_tail(purpose: Purpose | None, floor: int, given: int) -> tuple[int, int]:
+    """13.2, 13.3: floor and given of a tail term, from those of the donor's last entry."""
+    match purpose:
+        case Seal(k):
+            return max(k, floor), given
+        case Reserve(_, n):
+            return floor, max(n, given)
+        case TakeBack(k, g):
+            return min(k - 1, floor), g
+        case Cancel(k):
+            return k - 1, given
+        case Readmit(p):
+            return min(p - 1, floor), given
+    return floor, given
+
+
+def is_admitted(purpose: Purpose | None, donor: VoteResponse, own_terms: Iterable[int]) -> bool:
+    """13.3: whether a log admits a purpose. `own_terms`: the terms that this run has led for one."""
+    if purpose is None or isinstance(purpose, Readmit) or (isinstance(purpose, Reserve) and purpose.is_taken):
+        return True
+    if tli_of_log(donor.history, donor.flush_lsn) != purpose.tli:
+        return False
+    if isinstance(purpose, Cancel):
+        return donor.history[-1].floor >= purpose.tli
+    return isinstance(purpose, Seal) or donor.history[-1].term in own_terms
 
 
 def history_of_term(
-    votes: Votes, membership: Membership, beginning: Beginning, term: int, gives_up: bool, seal: Seal | None
+    votes: Votes,
+    membership: Membership,
+    beginning: Beginning,
+    term: int,
+    gives_up: bool,
+    purpose: Purpose | None,
 ) -> tuple[TermHistory, int]:
     """5.1: the history of a new term, and the highest forgotten term."""
     donor = votes[donor_of(votes)]
@@ -141,10 +164,11 @@ def history_of_term(
         or (index == 0 and entry.start_lsn == beginning.lsn and entry.tli == beginning.tli)
     )
     gives_up = gives_up or any(entry.gives_up for entry in donor.history if entry not in kept)
-    floor = donor.history[-1].floor if donor.history else 0
-    if seal is not None:
-        floor = floor_of_seal(seal, donor.history)
-    history = (*kept, HistoryEntry(term, beginning.lsn, beginning.tli, gives_up, floor))
+    floor, given = (donor.history[-1].floor, donor.history[-1].given) if donor.history else (0, 0)
+    if purpose is None:
+        given = max(given, beginning.tli)
+    numbers = numbers_of_tail(purpose, floor, given)
+    history = (*kept, HistoryEntry(term, beginning.lsn, beginning.tli, gives_up, *numbers))
     forgotten = donor.forgotten_term
     if all(folder in votes for half in halves(membership) for folder in half.folders):
         lowest = min((vote.wal_begin_lsn for vote in votes.values() if vote.flush_lsn), default=0)

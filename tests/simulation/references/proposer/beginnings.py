@@ -109,13 +109,13 @@ class Beginnings(ReferenceRun):
 
     def _begin_tail(self) -> None:
         """12.1, 13.1."""
-        seal = self.config.seal
-        is_wanted = (seal is not None or self.config.tail_after_s is not None) and not self.known.has_gone_on
-        expect(self._is_tick and is_wanted, "12.1: a tail term is not wanted")
+        purpose, known = self.known.purpose, self.known
+        is_wanted = (purpose is not None or self.config.tail_after_s is not None) and not known.is_done
+        expect((self._is_tick or purpose is not None) and is_wanted, "12.1: a tail term is not wanted")
         cluster = self.roster.cluster()
         if cluster is None:
             raise Differs("12.1: an attempt begins without a quorum of greetings")
-        expect(seal is not None or self.roster.has_unknown_tail(cluster), "12.1: the end of the log is known")
+        expect(purpose is not None or self.roster.has_unknown_tail(cluster), "12.1: the end of the log is known")
         self._begin(cluster, None)
 
     def _require_misfit(self) -> None:

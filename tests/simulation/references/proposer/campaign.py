@@ -34,6 +34,7 @@ from tests.simulation.references.proposer.ballots import (
     can_elect,
     donor_of,
     history_of_term,
+    is_admitted,
     possibly_committed,
     segment_before,
     tli_histories_of,
@@ -44,6 +45,7 @@ from tests.simulation.references.proposer.roster import Cluster, Known, Referenc
 from walproxy.proposer.actions import Action, Disconnect, IdentifyPrimary, SendMessage, StartReplication
 from walproxy.proposer.phase import Phase, ProposerConfig
 from walproxy.proposer.primary import PrimaryIdentity
+from walproxy.proposer.purpose import Readmit
 
 
 class Outcome(Enum):
@@ -119,7 +121,7 @@ class ReferenceCampaign:
         """2.1, 2.4, 12.2, 13.1."""
         run, config = self._config.proposer_id, self._config
         for safekeeper_id in sorted(self.asked):
-            if self.is_tail and config.seal is None:
+            if self.is_tail and isinstance(self._known.purpose, Readmit | None):
                 self._send(safekeeper_id, TailPreVoteRequest(run))
             else:
                 self._send(safekeeper_id, PreVoteRequest(run, config.takeover and not self._known.was_elected))
@@ -228,15 +230,15 @@ class ReferenceCampaign:
         self._send(safekeeper_id, VoteRequest(self.leader_id, membership.generation, self.cluster.id, membership))
 
     def _choose_donor(self) -> None:
-        """4.1, 4.2, 12.3, 13.2."""
+        """4.1, 4.2, 12.3, 13.3."""
         self.phase = Phase.VERIFYING
         self.donor, _ = donor_of(self.votes)
         vote, stream = self._vote, self._stream
         if self.is_tail:
-            tli, seal = tli_of_log(vote.history, vote.flush_lsn), self._config.seal
-            if tli and seal is not None and seal.tli != tli:
-                self._known.has_gone_on = True
-            if not tli or (seal is not None and seal.tli != tli):
+            tli = tli_of_log(vote.history, vote.flush_lsn)
+            admitted = not tli or is_admitted(self._known.purpose, vote, self._known.served_terms)
+            self._known.is_done = self._known.is_done or not admitted
+            if not tli or not admitted:
                 self.outcome = Outcome.LOST
             else:
                 self.beginning, self.outcome = Beginning(vote.flush_lsn, tli, False), Outcome.WON
@@ -397,10 +399,14 @@ class ReferenceCampaign:
         assert self.leader_id is not None and self.beginning is not None
         vote, lsn = self._vote, self.beginning.lsn
         source = self.primary or self._member
-        seal = self._config.seal if self.is_tail else None
         membership = self.cluster.membership
         history, forgotten = history_of_term(
-            self.votes, membership, self.beginning, self.leader_id.term, self._gives_up, seal
+            self.votes,
+            membership,
+            self.beginning,
+            self.leader_id.term,
+            self._gives_up,
+            self._known.purpose if self.is_tail else None,
         )
         of_primary = self.primary.tli_histories if self.primary is not None else ()
         return Elected(

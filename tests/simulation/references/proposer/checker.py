@@ -34,6 +34,7 @@ EVENTS = (
     "wal_received",
     "wal_evicted",
     "tick",
+    "pursue",
     "set_apply_rule",
     "change_members",
     "forget_refusals",
@@ -134,8 +135,8 @@ class ProposerChecker:
             Violation: they are something else than the reference says.
         """
         proposer, reference = self._proposer, self._reference
-        actual = proposer.quorum_end_lsn, proposer.sealed, proposer.committed_lsns()
-        expected = reference.quorum_end_lsn(), reference.sealed(), reference.committed_lsns()
+        actual = proposer.quorum_end_lsn, proposer.tail_elected, proposer.committed_lsns()
+        expected = reference.quorum_end_lsn(), reference.tail_elected(), reference.committed_lsns()
         if actual != expected:
             self._fail("read", (now,), f"what is read is {actual}, reference {expected}")
 

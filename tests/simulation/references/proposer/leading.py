@@ -54,6 +54,8 @@ class Leading(ReferenceRun):
             term.streams = stream.is_checked = stream.is_open and not stream.awaits_link
             self.known.has_led = True
         self.known.held = elected.leader_id.term, start_lsn
+        if campaign.is_tail and self.known.purpose is not None:
+            self.known.served_terms.add(elected.leader_id.term)
         self.term = self._acting = term
         self.campaign = None
         for safekeeper_id, greeting in self.roster.greetings().items():

@@ -41,6 +41,7 @@ from walproxy.proposer.actions import (
 )
 from walproxy.proposer.apply_rule import ApplyRule
 from walproxy.proposer.phase import Phase
+from walproxy.proposer.purpose import Purpose
 
 NOT_MODELLED = {
     "Note": "what is logged; that a term is won or lost is compared",
@@ -71,6 +72,7 @@ _NOW = {
     "timeline_ended": 2,
     "wal_received": 1,
     "tick": 0,
+    "pursue": 1,
     "change_members": 1,
 }
 
@@ -136,8 +138,8 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
             return
         term = self.term
         if term is not None:
-            if self.config.seal is not None and term.commit_lsn:
-                self.known.was_elected = True  # 13.1: a takeover holds until the seal is committed.
+            if self.known.purpose is not None and term.is_tail and term.commit_lsn:
+                self.known.was_elected = True  # 13.1: a takeover holds until the first purpose is served.
             term.truncate_lsn = term.truncate_now()
             is_settled = term.change.next(term.membership) is None
             if not is_settled:
@@ -151,6 +153,11 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
         elif self.campaign is not None:
             self.campaign.tick()
             self._follow_campaign(now)
+
+    def pursue(self, purpose: Purpose, now: float) -> None:
+        """13.1: another purpose, which ends the term that is led."""
+        self._end_term()
+        self.known.purpose, self.known.is_done = purpose, False
 
     def _ends_tail_term(self) -> bool:
         """12.5."""
@@ -170,10 +177,10 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
             return self.term.commit_lsn
         return max((p.greeting.flush_lsn for p in self.roster.peers.values() if p.greeting is not None), default=0)
 
-    def sealed(self) -> Elected | None:
-        """13.1: `Elected` of the term that seals, once a quorum has adopted it."""
+    def tail_elected(self) -> Elected | None:
+        """13.4: `Elected` of a tail term, once a quorum has adopted it."""
         term = self.term
-        return term.elected if self.config.seal is not None and term is not None and term.commit_lsn else None
+        return term.elected if term is not None and term.is_tail and term.commit_lsn else None
 
     def committed_lsns(self) -> tuple[int, int]:
         """7.5, 7.9: commit_lsn, and truncate_lsn, which is advanced when it is read."""

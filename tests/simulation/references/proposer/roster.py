@@ -17,6 +17,7 @@ from tests.simulation.references.acceptor.histories import folders_of, key
 from tests.simulation.references.proposer.ballots import can_elect, halves
 from walproxy.proposer.actions import StartReplication
 from walproxy.proposer.primary import PrimaryIdentity
+from walproxy.proposer.purpose import Purpose
 
 # What is known of data folders, by cluster and folder (11.3).
 Folders = Mapping[str, Mapping[Identity, FolderState]]
@@ -60,14 +61,18 @@ class Known:
         held: the term that it held last, and its commit_lsn, at least its start (4.5).
         has_led: whether it has led a term with a primary (2.6, 12.5).
         was_elected: whether a quorum has voted for it once (2.4).
-        has_gone_on: whether the log has gone on to another timeline than the one to seal (13.2).
+        purpose: for which it wants tail terms, None for none (13.1).
+        is_done: whether that purpose is served, or a log has not admitted it.
+        served_terms: those that it has led for one.
     """
 
     requested_term: int = 0
     held: tuple[int, int] = (0, 0)
     has_led: bool = False
     was_elected: bool = False
-    has_gone_on: bool = False
+    purpose: Purpose | None = None
+    is_done: bool = False
+    served_terms: set[int] = field(default_factory=set)
 
 
 @dataclass

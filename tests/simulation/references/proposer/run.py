@@ -153,6 +153,7 @@ class ReferenceRun:
         self._learn_of_term()
         self._expected.append(event_of("term-lost", term.leader_id.term))
         self.known.held = term.leader_id.term, max(term.start_lsn, term.commit_lsn)
+        self.known.is_done = self.known.is_done or bool(term.is_tail and self.known.purpose and term.commit_lsn)
         self.term = self._probe = self._stream.ended_lsn = None
         self._ended = True
         self.roster.forget_greetings()
