@@ -375,6 +375,8 @@ class Decider:
             if order.agent == self.own.name:
                 return Refuse(order, f"{self.own.name} is the leader: switch over first")
             return Wait()
+        if order.kind == "cancel":
+            return Refuse(order, "")  # It leads again: the next loss of the leader counts.
         if order.kind == "failover":
             return Refuse(order, f"{self.own.name} leads: use switchover")
         if order.agent == self.own.name:
@@ -391,6 +393,8 @@ class Decider:
 
     def _as_standby(self, now: float, look: ServerLook, view: ClusterView) -> Step:
         order = view.settings.order
+        if order is not None and order.kind == "cancel":
+            return Wait("the failover was cancelled: waiting for the old primary, or for the order to fail over")
         if order is not None and order.id not in self.orders_done:
             step = self._order_of_standby(look, view, order)
             if step is not None:

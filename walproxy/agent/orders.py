@@ -13,7 +13,7 @@ from walproxy.agent.report import AgentReport, Order
 from walproxy.agent.sight import SeenReport
 from walproxy.agent.state import ClusterView, is_copying, is_fresh, is_standby
 
-SWITCHOVER, FAILOVER, REINIT = "switchover", "failover", "reinit"
+SWITCHOVER, FAILOVER, CANCEL, REINIT = "switchover", "failover", "cancel", "reinit"
 NO_AGENTS = "no agent reports to the safekeepers: start walproxy agent beside each PostgreSQL server"
 
 

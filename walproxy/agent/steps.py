@@ -35,6 +35,7 @@ from walproxy.agent.decision import (
 )
 from walproxy.agent.guards import Guards
 from walproxy.agent.managed_server import READ_ONLY, ManagedServer
+from walproxy.agent.orders import CANCEL
 from walproxy.agent.proxy_process import ProxyProcess
 from walproxy.agent.rejoin import RejoinRun
 from walproxy.agent.rejoin_folder import RejoinFolder
@@ -270,6 +271,9 @@ class Steps:
         async def guard() -> None:
             await self.guards.require(self.cluster.last_leader)
             await prepared
+            ordered = self.cluster.view.settings.order
+            if ordered is not None and ordered.kind == CANCEL:
+                raise WalproxyError("the failover was cancelled by an operator")
 
         run = Failover(
             self.config.safekeepers,

@@ -15,7 +15,7 @@ from safekeeper.base.lsn import format_lsn
 from walproxy.cli.configuration import load_connection, server_options
 from walproxy.cli.failover_progress import FailoverProgress
 from walproxy.cli.failover_survey import print_survey
-from walproxy.cli.orders import carry_out, failover_order, timeout_option, yes_option
+from walproxy.cli.orders import cancel_agents, carry_out, failover_order, timeout_option, yes_option
 from walproxy.failover.failover import Failover, FailoverReport
 from walproxy.postgres.hosts import primary_hosts
 from walproxy.proxy.config import ConnectionConfig, MembersConfig
@@ -86,6 +86,7 @@ def failover(
     if dry_run:
         print_survey(run_to_end(progress, make, Failover.survey), wanted, old_is_dead, as_json)
     elif cancel:
+        cancel_agents(connection)
         tli, was_sealed = run_to_end(progress, make, Failover.cancel)
         if as_json:
             click.echo(json.dumps({"tli": tli, "was_sealed": was_sealed}))

@@ -17,6 +17,7 @@ from safekeeper.base.errors import ConfigurationError, RemoteProtocolError, Walp
 from safekeeper.base.lsn import format_lsn
 from walproxy.agent.operator_client import Operator
 from walproxy.agent.orders import (
+    CANCEL,
     FAILOVER,
     NO_AGENTS,
     REINIT,
@@ -147,6 +148,22 @@ def carry_out(order: OrderOfCommand, config: MembersConfig, yes: bool, timeout_s
         return False
     _print_end(order, *followed, time.monotonic() - began_at, as_json)
     return True
+
+
+def cancel_agents(config: MembersConfig) -> None:
+    """Order the agents, if any report, to leave the lead to the old primary."""
+    with_operator(config, _cancel)
+
+
+async def _cancel(operator: Operator) -> None:
+    try:
+        view = await operator.look()
+    except RemoteProtocolError:
+        raise
+    except WalproxyError:
+        return  # The command finds that again.
+    if any(map(is_fresh, view.agents)):
+        await operator.give(CANCEL, "")
 
 
 async def _look(operator: Operator, order: OrderOfCommand) -> ClusterView | None:

@@ -141,7 +141,7 @@ class World:
     def acknowledge(self) -> None:
         leaders = [node for node in self.nodes if self.leads(node)]
         assert len({node.tli for node in leaders}) == len(leaders), f"two servers acknowledge: {leaders}"
-        # Of two servers that were promoted from one log the first one is elected, and the log goes on without the other.
+        # Of two that were promoted from one log the first one is elected, and the log goes on without the other.
         for node in sorted(leaders, key=lambda node: node.proxy_at or 0.0)[:1]:
             if self.log_tli != node.tli:
                 self.log_tli = node.tli

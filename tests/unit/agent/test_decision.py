@@ -498,6 +498,21 @@ def test_paused_agent_changes_nothing(look: ServerLook) -> None:
     assert decide(look, seen) == Wait("paused")
 
 
+def test_a_cancelled_failover_is_not_begun_again_before_a_primary_leads_or_an_operator_orders_it() -> None:
+    cancelled = ordered("cancel")
+    for others in ((report("pg2"),), (report("pg2"), RESIGNED)):
+        step = decide(STANDBY, view(*others, silent_s=60.0, settings=cancelled))
+        assert isinstance(step, Wait) and "the failover was cancelled" in step.reason
+    assert decide(STANDBY, view(report("pg2"), silent_s=60.0, settings=ordered("failover", "pg2"))) == FailOver(
+        Order("1", "failover", "pg2")
+    )
+    # The old primary starts, and its agent takes the order back once commits succeed.
+    assert decide(STOPPED_PRIMARY, view(report("pg2"), silent_s=60.0, settings=cancelled)) == StartPrimary()
+    assert cancelled.order is not None
+    assert decide(PRIMARY, view(LEADER, settings=cancelled), name="pg1", commits=True) == Refuse(cancelled.order, "")
+    assert decide(PRIMARY, view(LEADER, settings=cancelled), name="pg1") == Wait("waiting for the quorum")
+
+
 def test_a_pause_does_not_keep_a_primary_read_only_that_its_agent_made_read_only() -> None:
     decider = watching(Own("pg1"))
     decider.ended_writes = True
