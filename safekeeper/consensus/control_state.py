@@ -18,7 +18,7 @@ from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.term_history import TermHistory
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 # A frame has 64 bits for a term.
 TERM_MAX = (1 << 64) - 1
 

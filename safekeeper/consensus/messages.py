@@ -44,7 +44,7 @@ from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.term_history import TermHistory
 from safekeeper.waldecode.records import LogTail
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 DIGEST_PAGE_SIZE = 8192
 # A proposer counts as live for so long after its last Elected or append (protocol step 2).
 HEARTBEAT_TIMEOUT_S = 1.0

@@ -43,12 +43,12 @@ BUSY_S = 30.0
 # How long an agent whose attempt has failed leaves the next one to others: twice as long each time up to a limit, which
 # is how long commits wait at most once its cause has gone.
 RETRY_S_MIN, RETRY_S_MAX = 1.25, 5.0
-# How long nobody leads, and no attempt is known to have sealed, before a primary that only the floor keeps out lets
+# How long no agent leads, and no attempt is known to have sealed, before a primary that only the floor keeps out lets
 # itself in again (13.10).
 READMIT_AFTER_S = 3.0
 # For how long, at least, a quorum of the safekeepers has replied before the loss of a leader counts: if they were away,
 # its heartbeats reach them within this time.
-HEARD_AFTER_S = 1.0
+HEARTBEAT_ARRIVES_S = 1.0
 # A primary that was started, or a leader that was lost, so often within the time gives the lead up to a standby.
 UNSTEADY_TIMES, UNSTEADY_WITHIN_S = 3, 60.0
 # How long a leader that has resigned waits for another one before it goes on itself.
@@ -169,7 +169,7 @@ class StepDown:
 
 @dataclass(frozen=True)
 class LetIn:
-    """Lower the floor below the timeline of the own server, an old primary that nobody has replaced (13.10)."""
+    """Lower the floor below the timeline of the own server, an old primary that was not replaced (13.10)."""
 
     tli: int
 
@@ -363,7 +363,7 @@ class Decider:
             if len(_within(self._losses, now)) >= UNSTEADY_TIMES and able:
                 self._losses.clear()
                 times = f"{UNSTEADY_TIMES} times within {UNSTEADY_WITHIN_S:g} s"
-                return StepDown(None, able[0].name, f"the safekeepers have not heard its proxy {times}")
+                return StepDown(None, able[0].name, f"the safekeepers have received nothing from its proxy {times}")
             return AllowWrites()
         return self._order_of_leader(look, view) if commits else Wait("waiting for the quorum")
 
@@ -410,7 +410,7 @@ class Decider:
             if age_s < self.own.dead_after_s:
                 self._lost_since = None
                 return Wait()
-            if now - self._quorum_since < min(HEARD_AFTER_S, self.own.dead_after_s):
+            if now - self._quorum_since < min(HEARTBEAT_ARRIVES_S, self.own.dead_after_s):
                 # The safekeepers were away, not the leader: its heartbeats reach them soon.
                 return Wait("a quorum of the safekeepers is back: waiting for the leader's heartbeats")
         if not self.own.may_lead:

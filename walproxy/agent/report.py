@@ -79,7 +79,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         id: random, 32 hexadecimal digits.
         kind: "switchover", "failover", "cancel" or "reinit". A cancel lasts until a primary leads, or another order is
-            given: nobody fails over before.
+            given: no agent fails over before.
         agent: of a switchover or failover the agent to promote, "" for the most advanced; of a reinit that agent.
         at: when it was given, in seconds since 1970. For people.
     """

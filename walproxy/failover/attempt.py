@@ -92,7 +92,7 @@ class AttemptOptions:
     promote_timeout_s: float = 60.0
 
 
-class Attempt:
+class PromotionAttempt:
     """One attempt.
 
     Attributes:

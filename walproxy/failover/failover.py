@@ -19,10 +19,10 @@ from safekeeper.consensus.messages import AcceptorGreeting
 from safekeeper.net.safekeeper_connection import Credentials
 from walproxy.failover.attempt import (
     POLL_S,
-    Attempt,
     AttemptOptions,
     FailoverFailed,
     PromotedMeanwhile,
+    PromotionAttempt,
     StepDisplay,
 )
 from walproxy.failover.server import Promotion
@@ -38,7 +38,7 @@ from walproxy.failover.survey import (
 )
 from walproxy.failover.world import RealWorld, World
 from walproxy.postgres.hosts import PrimaryHost
-from walproxy.proposer.purpose import Cancel
+from walproxy.proposer.purpose import CancelSeal
 
 _PLANS_MAX = 5
 
@@ -97,7 +97,7 @@ class Failover:
         self._resume_timeout_s = resume_timeout_s
         self._seconds: dict[str, float] = {}
         self._began_at = self._since = time.monotonic()
-        self._attempt: Attempt | None = None
+        self._attempt: PromotionAttempt | None = None
 
     @property
     def is_sealed(self) -> bool:
@@ -170,7 +170,7 @@ class Failover:
     async def _carry_out(self, survey: Survey, plan: Plan, *, takeover: bool) -> tuple[str, Promotion]:
         """Return the server that a proxy is to take over, and its promotion."""
         if isinstance(plan, Promote):
-            self._attempt = Attempt(self._world, self._show, self._options, survey, plan.wanted, self._ended)
+            self._attempt = PromotionAttempt(self._world, self._show, self._options, survey, plan.wanted, self._ended)
             return await self._attempt.run(takeover=takeover)
         if isinstance(plan, Finished):
             return plan.primary.name, Promotion(survey.log.log_tli, 0)
@@ -192,7 +192,7 @@ class Failover:
         if not check_cancellable(survey):
             return tli, False
         async with self._world.sealing(takeover=False, waiting=self._show.waiting) as run:
-            await run.pursue(Cancel(tli))
+            await run.pursue(CancelSeal(tli))
         return tli, True
 
     def remedy(self) -> str:

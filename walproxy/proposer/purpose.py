@@ -7,12 +7,12 @@ purpose says otherwise:
 - `Seal` raises the floor to the timeline of the log's last byte. It does not rise from attempt to attempt.
 - `Reserve` hands out one number for a promotion.
 - `TakeBack` ends an attempt that has requested no promotion: both numbers are what they were.
-- `Cancel` lets the sealed primary in again, on an operator's word.
-- `Readmit` does so without one, when nobody leads and no attempt is under way.
+- `CancelSeal` lets the sealed primary in again, on an operator's word.
+- `Readmit` does so without one, when no proposer leads and no attempt is under way.
 
 From the moment at which the start of a sealing term is committed, each log that a quorum can choose has its floor, and
-nothing that a server on that timeline writes is acknowledged any more. The numbers are part of the log, not flags of
-one entry: a promotion may fork off exactly where the seal begins, and then the entry that sealed is gone.
+nothing that a server on that timeline writes is acknowledged. The numbers are part of the log, not flags of one entry:
+a promotion may fork off exactly where the seal begins, and then the entry that sealed is gone.
 
 Two numbers, because one cannot do both: were the floor raised with each reservation, each attempt would seal off the
 server that the one before has promoted. In 2 % of promotions a slow earlier one wins over a later one instead, whose
@@ -85,7 +85,7 @@ class Reserve:
 
     def obstacle(self, last: HistoryEntry, log_tli: int, *, is_own: bool) -> Obstacle | None:
         if self.is_taken:
-            return None  # Harmless whoever has written to the log since: the number only rises.
+            return None  # Harmless although others have written to the log since: the number only rises.
         return _gone_on(self.tli, log_tli, "promoted from") or _not_own(is_own)
 
     def __str__(self) -> str:
@@ -94,11 +94,11 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class TakeBack:
-    """End an attempt: its timeline is not sealed any longer, whoever has sealed it first.
+    """End an attempt: its timeline is not sealed from then on, also if another attempt had sealed it before.
 
     Attributes:
         tli: the sealed timeline.
-        given: as it was before the first term of the attempt. Nobody was told of a higher number.
+        given: as it was before the first term of the attempt. No standby was asked to take a higher one.
     """
 
     tli: int
@@ -115,7 +115,7 @@ class TakeBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelSeal:
     """Let the primary of a sealed timeline in again.
 
     Attributes:
@@ -129,7 +129,7 @@ class Cancel:
 
     def obstacle(self, last: HistoryEntry, log_tli: int, *, is_own: bool) -> Obstacle | None:
         if last.floor < self.tli:
-            return Obstacle(f"timeline {self.tli} is not sealed any longer")
+            return Obstacle(f"timeline {self.tli} is not sealed")
         return _gone_on(self.tli, log_tli, "let in again")
 
     def __str__(self) -> str:
@@ -156,7 +156,7 @@ class Readmit:
         return f"lets timeline {self.tli} in again"
 
 
-Purpose = Seal | Reserve | TakeBack | Cancel | Readmit
+Purpose = Seal | Reserve | TakeBack | CancelSeal | Readmit
 
 
 def _gone_on(tli: int, log_tli: int, what: str) -> Obstacle | None:

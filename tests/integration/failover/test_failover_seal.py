@@ -13,7 +13,7 @@ from tests.integration.cluster.cluster_fixtures import Commit, Gated, field_of, 
 from tests.integration.conftest import NEWEST, NewGated
 from walproxy.failover.sealer import NotSealed, sealing_run
 from walproxy.lab.cluster.local_standby import received_lsn
-from walproxy.proposer.purpose import Cancel, Purpose, Seal
+from walproxy.proposer.purpose import CancelSeal, Purpose, Seal
 
 pytestmark = NEWEST
 EXIT_PRIMARY_REFUSED = 4
@@ -54,7 +54,7 @@ def test_the_old_primary_is_refused_until_the_seal_is_cancelled(new_gated: NewGa
     assert proxy.start().wait() == EXIT_PRIMARY_REFUSED
     assert "a failover has sealed the timelines up to 1" in proxy.log_tail(3)
     assert waiting.waits
-    assert seal(cluster, Cancel(1)).history[-1].floor == 0
+    assert seal(cluster, CancelSeal(1)).history[-1].floor == 0
     proxy.start()
     waiting.wait()
 

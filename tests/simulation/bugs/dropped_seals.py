@@ -15,7 +15,7 @@ from walproxy.proposer.campaign import Campaign, Outcome
 from walproxy.proposer.election import extend_history
 from walproxy.proposer.primary import LogPlan, PrimaryIdentity
 from walproxy.proposer.proposer import Proposer
-from walproxy.proposer.purpose import Cancel, Numbers, Obstacle, Purpose, Reserve, TakeBack
+from walproxy.proposer.purpose import CancelSeal, Numbers, Obstacle, Purpose, Reserve, TakeBack
 
 _PURSUE = Sealer.pursue
 _TAKE_BACK_OBSTACLE = TakeBack.obstacle
@@ -72,7 +72,7 @@ async def reserved_in_memory(run: Sealer, purpose: Purpose) -> None:
         await _PURSUE(run, purpose)
 
 
-def numbers_given_again(cancel: Cancel, last: HistoryEntry) -> Numbers:
+def numbers_given_again(cancel: CancelSeal, last: HistoryEntry) -> Numbers:
     """A cancellation gives the numbers of promotions out again."""
     return Numbers(cancel.tli - 1, cancel.tli)
 

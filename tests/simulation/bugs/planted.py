@@ -37,7 +37,7 @@ from tests.simulation.world.profiles import PROFILES, Profile
 from tests.simulation.world.world import World
 from walproxy.failover import attempt
 from walproxy.failover import server as failover_server
-from walproxy.failover.attempt import Attempt
+from walproxy.failover.attempt import PromotionAttempt
 from walproxy.failover.candidates import HostLook
 from walproxy.failover.sealer import Sealer
 from walproxy.postgres.walreceiver import ReplicationConnection
@@ -48,7 +48,7 @@ from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.primary_stream import PrimaryStream
 from walproxy.proposer.progress import Progress
 from walproxy.proposer.proposer import Proposer
-from walproxy.proposer.purpose import Cancel, TakeBack
+from walproxy.proposer.purpose import CancelSeal, TakeBack
 from walproxy.proposer.refusals import Refusals
 from walproxy.proposer.replication import Replication
 from walproxy.proposer.roster import Roster
@@ -820,13 +820,13 @@ BUGS: dict[str, Bug] = {
         "S15",
         "a cancellation gives no number out again",
         "failovers",
-        ((Cancel, "numbers", dropped_seals.numbers_given_again),),
+        ((CancelSeal, "numbers", dropped_seals.numbers_given_again),),
     ),
     "requested_number_taken_back": Bug(
         "S15",
         "an attempt that has requested a promotion takes nothing back",
         "failovers",
-        ((Attempt, "promoting", dropped_seals.never_promoting),),
+        ((PromotionAttempt, "promoting", dropped_seals.never_promoting),),
     ),
     "seal_of_another_taken_back": Bug(
         "S15",

@@ -23,7 +23,7 @@ from tests.simulation.checks.truncate_checker import TruncateChecker
 from tests.simulation.checks.violation import Violation
 from tests.simulation.model.synthetic_wal import last_complete_end, records
 from walproxy.proposer.actions import ReportStatus
-from walproxy.proposer.purpose import Cancel, Readmit, Seal, TakeBack
+from walproxy.proposer.purpose import CancelSeal, Readmit, Seal, TakeBack
 
 if TYPE_CHECKING:
     from safekeeper.consensus.messages import AcceptorMessage
@@ -379,7 +379,7 @@ class Checker:
             )
         self._seals.append((last.term, seal.tli, last.start_lsn))
 
-    def on_floor_lowered(self, purpose: TakeBack | Cancel | Readmit, elected: Elected) -> None:
+    def on_floor_lowered(self, purpose: TakeBack | CancelSeal | Readmit, elected: Elected) -> None:
         """A server is let in again, and none below: the term is won, and may be in force from now on."""
         self._lowered[elected.leader_id.term] = purpose.tli - 1
 

@@ -14,7 +14,7 @@ from tests.simulation.model.synthetic_wal import SEGMENT_SIZE
 from tests.simulation.world.world import TIMING
 from walproxy.proposer.phase import ProposerConfig
 from walproxy.proposer.primary import Ancestor, PrimaryIdentity
-from walproxy.proposer.purpose import Cancel, Purpose, Readmit, Reserve, Seal, TakeBack
+from walproxy.proposer.purpose import CancelSeal, Purpose, Readmit, Reserve, Seal, TakeBack
 
 # No two of them are the same, so that one in the place of another makes a difference.
 DISTINCT_TIMING = replace(TIMING, refused_wait_min_s=1.3, verify_timeout_s=2.1)
@@ -44,7 +44,7 @@ def draw_purpose(rng: random.Random) -> Purpose:
     """Draw what a run wants a tail term for."""
     tli, number = rng.randint(1, 3), rng.randint(1, 4)
     taken = Reserve(tli, number, is_taken=True)
-    return rng.choice((Seal(tli), Reserve(tli, number), taken, TakeBack(tli, number), Cancel(tli), Readmit(tli)))
+    return rng.choice((Seal(tli), Reserve(tli, number), taken, TakeBack(tli, number), CancelSeal(tli), Readmit(tli)))
 
 
 def draw_primary(rng: random.Random, line: Line, fits: bool) -> PrimaryIdentity:

@@ -27,7 +27,7 @@ from walproxy.failover.failover import Failover, FailoverReport
 from walproxy.postgres.hosts import PrimaryHost
 from walproxy.proposer.primary import Ancestor
 from walproxy.proposer.proposer import Proposer
-from walproxy.proposer.purpose import Cancel, Readmit, Reserve, Seal, TakeBack
+from walproxy.proposer.purpose import CancelSeal, Readmit, Reserve, Seal, TakeBack
 
 if TYPE_CHECKING:
     from tests.simulation.model.direct_standby import DirectStandby
@@ -266,7 +266,7 @@ class Command:
         self._truth = world.truths.of(leadership.elected.cluster_id)
         self._truth.on_proposer_stepped(self, proposer)
         elected, purpose = proposer.tail_elected, proposer.candidacy.purpose
-        if isinstance(purpose, TakeBack | Cancel | Readmit):
+        if isinstance(purpose, TakeBack | CancelSeal | Readmit):
             self._truth.on_floor_lowered(purpose, leadership.elected)
         if elected is None or elected is self.elected:
             return
@@ -290,7 +290,7 @@ _SERVED: dict[type, str] = {
     Seal: "timelines sealed",
     Reserve: "numbers reserved",
     TakeBack: "seals taken back",
-    Cancel: "seals cancelled",
+    CancelSeal: "seals cancelled",
     Readmit: "primaries readmitted",
 }
 # Words of the command's texts, by the step that has ended when it shows them.

@@ -60,9 +60,9 @@ def test_when_a_leader_was_healthy_is_known_after_it_is_gone() -> None:
 
 def test_the_end_of_the_log_is_that_of_its_bytes() -> None:
     bench = member()
-    assert bench.acceptor.log_end == (0, 0, 0)
-    bench.deliver(elected(P1, (1, BASE, 3, False, 2)))
-    assert bench.acceptor.log_end == (1, 0, 2)
+    assert bench.acceptor.log_end == (0, 0, 0, 0)
+    bench.deliver(elected(P1, (1, BASE, 3, False, 2, 4)))
+    assert bench.acceptor.log_end == (1, 0, 2, 4)
     bench.append(BASE, b"w")
     bench.flush()
-    assert bench.acceptor.log_end == (1, 3, 2)
+    assert bench.acceptor.log_end == (1, 3, 2, 4)

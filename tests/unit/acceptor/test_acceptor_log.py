@@ -404,12 +404,12 @@ def test_the_search_for_a_timed_record_goes_on_where_it_ended_and_never_below_th
 
 
 def test_a_log_ends_with_the_term_and_the_timeline_of_its_last_byte() -> None:
-    history = (HistoryEntry(1, BASE, 1), HistoryEntry(2, BASE + 200, 2, floor=1))
-    for flushed, log_end in ((199, (1, 1, 0)), (200, (2, 1, 1)), (201, (2, 2, 1))):
+    history = (HistoryEntry(1, BASE, 1), HistoryEntry(2, BASE + 200, 2, floor=1, given=3))
+    for flushed, log_end in ((199, (1, 1, 0, 0)), (200, (2, 1, 1, 3)), (201, (2, 2, 1, 3))):
         bench = restarted(history, BASE + flushed)
         greeting = bench.greet()
         assert bench.acceptor.log_end == log_end
-        assert (greeting.last_term, greeting.log_tli, greeting.floor) == log_end
+        assert (greeting.last_term, greeting.log_tli, greeting.floor, greeting.given) == log_end
         vote = bench.deliver(asks(P9))
         assert vote.granted and vote.history == history[: 2 if flushed >= 200 else 1]
 

@@ -10,7 +10,7 @@ from walproxy.agent.decision import (
     EQUAL_BYTES,
     FIRST_VIEW_S,
     FRESH_S,
-    HEARD_AFTER_S,
+    HEARTBEAT_ARRIVES_S,
     READMIT_AFTER_S,
     RESIGNATION_S,
     RETRY_S_MAX,
@@ -317,9 +317,9 @@ def test_a_quorum_that_is_back_counts_as_soon_as_a_heartbeat_would_have_reached_
         decider.saw(replace(lost, sent_at=at))
         step = decider.decide(at, STANDBY, replace(lost, sent_at=at), commits=False)
         assert isinstance(step, Wait) and "waiting for the leader's heartbeats" in step.reason
-        decider.saw(replace(lost, sent_at=at + HEARD_AFTER_S))
-        seen = replace(lost, sent_at=at + HEARD_AFTER_S)
-        assert decider.decide(at + HEARD_AFTER_S, STANDBY, seen, commits=False) == FailOver()
+        decider.saw(replace(lost, sent_at=at + HEARTBEAT_ARRIVES_S))
+        seen = replace(lost, sent_at=at + HEARTBEAT_ARRIVES_S)
+        assert decider.decide(at + HEARTBEAT_ARRIVES_S, STANDBY, seen, commits=False) == FailOver()
         at += 1.8
 
 
@@ -408,9 +408,9 @@ def test_a_leader_that_is_lost_again_and_again_hands_over_if_there_is_a_standby(
             assert isinstance(decider.decide(at, PRIMARY, lost, commits=False), EndWrites)
             decider.ended_writes = True
             at += 0.4
-            heard = view(*others, silent_s=0.1, sent_at=at)
-            decider.saw(heard)
-            step = decider.decide(at, PRIMARY, heard, commits=True)
+            back = view(*others, silent_s=0.1, sent_at=at)
+            decider.saw(back)
+            step = decider.decide(at, PRIMARY, back, commits=True)
             decider.ended_writes = False
         assert isinstance(step, StepDown) is hands_over and (hands_over or step == AllowWrites())
         if isinstance(step, StepDown):

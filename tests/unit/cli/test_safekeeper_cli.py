@@ -142,7 +142,7 @@ def test_inspect_shows_where_the_valid_wal_ends(tmp_path: Path) -> None:
     assert "segment 000000010000000000000003: [0/300000, 0/302800)" in plain.stdout.splitlines()
     shown = json.loads(safekeeper("inspect", "--data-dir", str(directory), "--json").stdout)
     assert shown["flush_lsn"] == "0/302800"
-    entry = {"term": 1, "start_lsn": "0/300000", "tli": 1, "gives_up": False, "floor": 0}
+    entry = {"term": 1, "start_lsn": "0/300000", "tli": 1, "gives_up": False, "floor": 0, "given": 0}
     assert shown["control"]["history"] == [entry]
     sizes = {"commit": "N/2+1", "elect": "N/2+1"}
     assert shown["control"]["membership"]["quorum_sizes"] == sizes

@@ -220,7 +220,7 @@ def test_a_log_that_goes_on_behind_a_forgotten_term_may_give_wal_up() -> None:
 
 
 def test_a_history_is_listed_with_each_field_of_its_entries() -> None:
-    entry = HistoryEntry(3, 0x200000028, 2, True, 1)
+    entry = HistoryEntry(3, 0x200000028, 2, True, 1, 4)
     assert all(value not in (0, False) for value in msgspec.structs.astuple(entry))
     assert [msgspec.structs.asdict(each) for each in listed_terms((*ONE_TO_FIVE, entry))[3:]] == [
         msgspec.structs.asdict(entry) | {"start_lsn": "2/28"}

@@ -21,7 +21,7 @@ from walproxy.failover.log_end import LogEnd
 from walproxy.failover.sealer import NotSealed
 from walproxy.failover.server import NotRequested
 from walproxy.failover.survey import FailoverRefused, Survey
-from walproxy.proposer.purpose import Cancel, Purpose, Reserve, Seal, TakeBack
+from walproxy.proposer.purpose import CancelSeal, Purpose, Reserve, Seal, TakeBack
 
 OLD = dead("pg1")
 
@@ -471,7 +471,7 @@ async def test_a_failover_that_is_overtaken_after_its_promotion_ends_at_once() -
 async def test_a_seal_is_cancelled_and_a_second_time_nothing_is_to_be_done() -> None:
     stand = Stand(OLD, standby("pg2"), floor=1)
     assert await stand.run.cancel() == (1, True)
-    assert stand.purposes == [Cancel(1)] and stand.world.log["floor"] == 0
+    assert stand.purposes == [CancelSeal(1)] and stand.world.log["floor"] == 0
     assert await stand.another().cancel() == (1, False)
     assert len(stand.purposes) == 1
 

@@ -248,7 +248,7 @@ def test_the_members_of_a_term_are_sent_what_the_primary_and_the_donor_are() -> 
     assert (message.cluster_id, message.system_id, message.segment_size, message.server_version) == (
         CLUSTER, 7, SEGMENT, 150000
     )  # fmt: skip
-    assert message.history == (*LOG, HistoryEntry(6, END, 1))
+    assert message.history == (*LOG, HistoryEntry(6, END, 1, given=1))
     assert (message.base_lsn, message.commit_lsn, message.settled_lsn, message.forgotten_term) == (BASE, 0, BASE, 2)
     assert message.membership == msgspec.structs.replace(MEMBERS, author=6)
 
@@ -265,7 +265,7 @@ def test_in_a_tail_term_they_are_sent_what_the_donor_s_log_is() -> None:
     message = leads_tail(table, forgotten_term=2, commit_lsn=END - 7)[1]
     assert isinstance(message, Elected)
     assert (message.system_id, message.segment_size, message.server_version) == (7, SEGMENT, 140000)
-    assert message.history == (*LOG, HistoryEntry(6, END, 1))
+    assert message.history == (*LOG, HistoryEntry(6, END, 1, given=1))
     assert (message.settled_lsn, message.forgotten_term) == (END - 7, 2)
 
 

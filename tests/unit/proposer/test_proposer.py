@@ -480,7 +480,7 @@ def test_nothing_is_reported_before_the_primary_was_compared() -> None:
     assert table.sent(Elected) == {}
     table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
     assert table.sent(Elected).keys() == {1, 2, 3}
-    assert table.sent(Elected)[1].history == (*LOG, HistoryEntry(6, END, 1))
+    assert table.sent(Elected)[1].history == (*LOG, HistoryEntry(6, END, 1, given=1))
 
 
 # The log's last two segments have no record that bears a time; the safekeepers keep it from OLD on.

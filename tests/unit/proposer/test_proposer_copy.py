@@ -86,7 +86,7 @@ def test_the_next_term_continues_an_open_copy_where_the_donor_s_log_ends(flush_l
     for kind in (IdentifyPrimary, StartReplication, StopReplication):
         assert table.did(kind) == []
     before = () if flush_lsn == END else (HistoryEntry(held.term, END, 1),)
-    assert table.sent(Elected)[1].history == (*LOG, *before, HistoryEntry(10, flush_lsn, 1))
+    assert table.sent(Elected)[1].history == (*LOG, *before, HistoryEntry(10, flush_lsn, 1, given=1))
     for safekeeper_id in (1, 2):
         table.deliver(safekeeper_id, AppendResponse(LeaderId(10, "run1"), flush_lsn, flush_lsn, 0))
     assert table.did(ReportStatus) == [ReportStatus(flush_lsn, flush_lsn, flush_lsn)]

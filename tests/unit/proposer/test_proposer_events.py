@@ -453,7 +453,10 @@ def test_what_was_committed_before_a_term_is_settled_up_to_its_fork(settled_lsn:
     table.deliver(1, DigestResponse(table.proposer.term, BASE, FORK, CRCS))
     table.event(table.proposer.primary_checked(BASE, FORK, CRCS, table.now))
     message = table.sent(Elected)[1]
-    assert message.settled_lsn == min(settled_lsn, FORK) and message.history == (*LOG, HistoryEntry(6, FORK, 2))
+    assert message.settled_lsn == min(settled_lsn, FORK) and message.history == (
+        *LOG,
+        HistoryEntry(6, FORK, 2, given=2),
+    )
 
 
 def test_a_first_log_begins_with_the_segment_of_the_primary_and_nothing_is_compared() -> None:
@@ -465,7 +468,7 @@ def test_a_first_log_begins_with_the_segment_of_the_primary_and_nothing_is_compa
     (start,) = table.did(StartReplication)
     assert (start.check_begin_lsn, start.begin_lsn, start.tli) == (BASE, BASE, 1)
     message = table.sent(Elected)[1]
-    assert message.history == (HistoryEntry(1, BASE, 1),)
+    assert message.history == (HistoryEntry(1, BASE, 1, given=1),)
     assert (message.base_lsn, message.settled_lsn, message.commit_lsn) == (BASE, 0, 0)
     assert message.membership == msgspec.structs.replace(MEMBERS, author=1)
 

@@ -22,7 +22,7 @@ from walproxy.proposer.actions import Finish, Note, RefusePrimary
 from walproxy.proposer.phase import Phase
 from walproxy.proposer.primary import Ancestor, PrimaryIdentity
 from walproxy.proposer.purpose import (
-    Cancel,
+    CancelSeal,
     Obstacle,
     Purpose,
     Readmit,
@@ -50,8 +50,8 @@ def entry(tli: int, floor: int = 0, given: int = 0) -> HistoryEntry:
         (Reserve(1, 3, is_taken=True), entry(1, floor=1, given=4), (1, 4)),
         (TakeBack(1, 1), entry(1, floor=1, given=2), (0, 1)),
         (TakeBack(4, 5), entry(4, floor=2, given=6), (2, 5)),  # Another one has cancelled it meanwhile.
-        (Cancel(1), entry(1, floor=1, given=3), (0, 3)),
-        (Cancel(4), entry(4, floor=4, given=4), (3, 4)),
+        (CancelSeal(1), entry(1, floor=1, given=3), (0, 3)),
+        (CancelSeal(4), entry(4, floor=4, given=4), (3, 4)),
         (Readmit(2), entry(1, floor=3, given=3), (1, 3)),
         (Readmit(3), entry(1, floor=0, given=3), (0, 3)),
     ],
@@ -67,7 +67,7 @@ def test_what_a_purpose_makes_of_the_numbers(purpose: Purpose, last: HistoryEntr
         (Reserve(1, 2), True, False, False),
         (Reserve(1, 2, is_taken=True), True, True, True),
         (TakeBack(1, 1), True, False, False),
-        (Cancel(1), True, False, True),
+        (CancelSeal(1), True, False, True),
         (Readmit(1), True, True, True),
     ],
 )
@@ -82,7 +82,7 @@ def test_which_logs_admit_a_purpose(
 
 
 def test_what_is_not_sealed_is_not_cancelled() -> None:
-    assert Cancel(2).obstacle(entry(2, floor=1), 2, is_own=True) == Obstacle("timeline 2 is not sealed any longer")
+    assert CancelSeal(2).obstacle(entry(2, floor=1), 2, is_own=True) == Obstacle("timeline 2 is not sealed")
 
 
 def test_timelines_at_and_below_the_floor_are_refused() -> None:
@@ -204,7 +204,7 @@ def test_a_number_is_not_reserved_after_another_proposers_term() -> None:
 
 
 def test_a_cancelled_seal_is_a_term_of_its_own() -> None:
-    table = Table(purpose=Cancel(1))
+    table = Table(purpose=CancelSeal(1))
     elected = seals(table, history=(*LOG, HistoryEntry(4, END, 1, floor=1)))[1]
     assert elected.history == (*LOG, HistoryEntry(elected.leader_id.term, END, 1))
     assert "cancels the seal" in table.did(Note)[-1].text

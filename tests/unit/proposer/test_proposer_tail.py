@@ -130,7 +130,7 @@ def test_a_campaign_that_was_lost_is_repeated() -> None:
 def test_the_donor_s_log_is_taken_whole() -> None:
     table = table_of()
     elected = leads_tail(table)[1]
-    assert elected.history == (*LOG, HistoryEntry(elected.leader_id.term, END, 1))
+    assert elected.history == (*LOG, HistoryEntry(elected.leader_id.term, END, 1, given=1))
     assert (elected.cluster_id, elected.system_id, elected.segment_size) == (CLUSTER, 7, SEGMENT)
     assert elected.server_version == 150000 and elected.base_lsn == BASE
     assert table.did(EmptyWindow) == [EmptyWindow(END)]
@@ -141,7 +141,7 @@ def test_the_donor_s_log_is_taken_whole() -> None:
 def test_the_timeline_is_that_of_the_last_byte() -> None:
     history = (HistoryEntry(3, BASE, 1), HistoryEntry(4, END, 2))
     elected = leads_tail(table_of(last_term=4), history=history)[1]
-    assert elected.history == (HistoryEntry(3, BASE, 1), HistoryEntry(elected.leader_id.term, END, 1))
+    assert elected.history == (HistoryEntry(3, BASE, 1), HistoryEntry(elected.leader_id.term, END, 1, given=1))
 
 
 def test_a_log_without_a_byte_gets_none() -> None:

@@ -88,7 +88,7 @@ def test_an_old_primary_that_answers_first_is_put_aside_and_the_next_one_is_led(
     assert table.did(IdentifyPrimary)
     table.sees(PROMOTED)
     table.pass_check()
-    assert table.sent(Elected)[1].history == (*SWITCHED, HistoryEntry(leader_id.term, END, 2))
+    assert table.sent(Elected)[1].history == (*SWITCHED, HistoryEntry(leader_id.term, END, 2, given=2))
 
 
 def test_an_old_primary_costs_no_term_that_has_gone_on_without_it() -> None:

@@ -44,9 +44,9 @@ def status(**changes: Any) -> ProxyStatus:
         "cluster_id": "c" * 32,
         "term_start_lsn": "0/5000000",
         "history": [
-            HistoryTerm(term=1, start_lsn="0/1000000", tli=1, gives_up=False, floor=0),
-            HistoryTerm(term=4, start_lsn="0/3000000", tli=1, gives_up=False, floor=0),
-            HistoryTerm(term=5, start_lsn="0/5000000", tli=2, gives_up=False, floor=1),
+            HistoryTerm(term=1, start_lsn="0/1000000", tli=1, gives_up=False, floor=0, given=1),
+            HistoryTerm(term=4, start_lsn="0/3000000", tli=1, gives_up=False, floor=0, given=1),
+            HistoryTerm(term=5, start_lsn="0/5000000", tli=2, gives_up=False, floor=1, given=2),
         ],
         "window_bytes": 16 << 20,
         "backpressure": False,

@@ -128,12 +128,12 @@ def test_a_damaged_file_is_refused_with_its_path(position: str) -> None:
     [
         (b"", "truncated to 0 bytes"),
         (b"PK\x03\x04" * 9, "not a safekeeper's control file"),
-        (b"SAFEKEEP\x02\0\0\0\0\0\0\0", "format version 2, this release reads version 3: use the release that"),
-        (b"SAFEKEEP\x04\0\0\0\0\0\0\0", "format version 4, this release reads version 3: use the release that"),
-        (b"SAFEKEEP\x03\0\0\0\x05\0\0\0", "not the number in its header"),
-        (b"SAFEKEEP\x03\0\0\0\0\0\0\0\x80", "has 21 bytes, not the number in its header"),
-        (b"SAFEKEEP\x03\0\0\0\0\0\0", "truncated to 19 bytes"),
-        (b"SAFEKEEP\x03\0\0\0\x01\0\0\0\xc1", "is not a valid State: .*replace the disk"),
+        (b"SAFEKEEP\x02\0\0\0\0\0\0\0", "format version 2, this release reads version 4: use the release that"),
+        (b"SAFEKEEP\x05\0\0\0\0\0\0\0", "format version 5, this release reads version 4: use the release that"),
+        (b"SAFEKEEP\x04\0\0\0\x05\0\0\0", "not the number in its header"),
+        (b"SAFEKEEP\x04\0\0\0\0\0\0\0\x80", "has 21 bytes, not the number in its header"),
+        (b"SAFEKEEP\x04\0\0\0\0\0\0", "truncated to 19 bytes"),
+        (b"SAFEKEEP\x04\0\0\0\x01\0\0\0\xc1", "is not a valid State: .*replace the disk"),
     ],
 )
 def test_a_file_that_is_not_understood_is_refused(tmp_path: Path, content: bytes, message: str) -> None:

@@ -23,7 +23,7 @@ from tests.simulation.references.acceptor.histories import (
 )
 from tests.simulation.references.acceptor.log import Effects, ReferenceLog, Wal
 
-VERSION = 5
+VERSION = 6
 
 
 class AcceptorState(ReferenceLog):

@@ -16,7 +16,7 @@ from safekeeper.consensus.messages import VoteResponse
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory
 from tests.simulation.references.acceptor.histories import bounded, entries_of_log, last_term, tli_of_byte
 from walproxy.proposer.primary import PrimaryIdentity
-from walproxy.proposer.purpose import Cancel, Purpose, Readmit, Reserve, Seal, TakeBack
+from walproxy.proposer.purpose import CancelSeal, Purpose, Readmit, Reserve, Seal, TakeBack
 
 Votes = Mapping[Identity, VoteResponse]
 
@@ -129,7 +129,7 @@ def numbers_of_tail(purpose: Purpose | None, floor: int, given: int) -> tuple[in
             return floor, max(n, given)
         case TakeBack(k, g):
             return min(k - 1, floor), g
-        case Cancel(k):
+        case CancelSeal(k):
             return k - 1, given
         case Readmit(p):
             return min(p - 1, floor), given
@@ -142,7 +142,7 @@ def is_admitted(purpose: Purpose | None, donor: VoteResponse, own_terms: Iterabl
         return True
     if tli_of_log(donor.history, donor.flush_lsn) != purpose.tli:
         return False
-    if isinstance(purpose, Cancel):
+    if isinstance(purpose, CancelSeal):
         return donor.history[-1].floor >= purpose.tli
     return isinstance(purpose, Seal) or donor.history[-1].term in own_terms
 
