@@ -41,8 +41,9 @@ TURN_S = 3.0
 # be given up. Not one long limit for all: a promoted server whose proxy does not lead is waited for as long.
 BUSY_S = 30.0
 # How long an agent whose attempt has failed leaves the next one to others: twice as long each time up to a limit, which
-# is how long commits wait at most once its cause has gone.
-RETRY_S_MIN, RETRY_S_MAX = 1.25, 5.0
+# is how long commits wait at most once its cause has gone. After one that has taken its seal back all agents wait
+# so long for the old primary, which needs a proxy, and an election.
+RETRY_S_MIN, RETRY_S_MAX = 3.0, 6.0
 # How long no agent leads, and no attempt is known to have sealed, before a primary that only the floor keeps out lets
 # itself in again (13.10).
 READMIT_AFTER_S = 3.0
@@ -224,6 +225,8 @@ class Decider:
     _failures: int = 0
     _failed_at: float = -math.inf
     _unled_since: float | None = None
+    _sealing: set[str] = field(default_factory=set)  # the other agents whose attempts had sealed
+    _log_tli: int = 0
     _losses: list[float] = field(default_factory=list)
     _starts: list[float] = field(default_factory=list)
     _lost_since: float | None = None
@@ -241,6 +244,10 @@ class Decider:
                 self._quorum_since = view.sent_at
             self._quorum_seen_at = view.sent_at
         leader = leader_of(view)
+        sealing = {report.name for report in fresh_reports(view) if report.has_sealed and report.name != self.own.name}
+        if self._sealing - sealing and leader is None and view.has_quorum and view.log.tli == self._log_tli:
+            self.retry_at = max(self.retry_at, view.sent_at + RETRY_S_MIN)
+        self._sealing, self._log_tli = sealing, view.log.tli
         # The own report in it may be of the time before the resignation.
         if self.resigned_at is not None and leader is not None and leader.name != self.own.name:
             self.resigned_at = None
@@ -339,13 +346,9 @@ class Decider:
     def _as_primary(self, now: float, look: ServerLook, view: ClusterView, commits: bool) -> Step:
         if foreign := _foreign(look, view):
             return Wait(foreign)  # The agent's settings are wrong, not the server.
-        if view.has_quorum and view.log.tli and view.is_sealed_off(look.tli):
-            return Stop(
-                f"timeline {look.tli} is sealed by a failover"
-                if look.tli <= view.log.floor
-                else f"the log has gone on to timeline {view.log.tli}"
-            )
         leader = leader_of(view)
+        if view.has_quorum and view.log.tli and view.is_sealed_off(look.tli):
+            return self._as_sealed_primary(now, look, view)
         if not commits and view.has_quorum and leader is not None and leader.name != self.own.name:
             # Of two promoted servers the log has gone on to the other one, whose number is the lower one.
             return Stop(f"{leader.name} leads on timeline {leader.tli}, and the log does not go on to {look.tli}")
@@ -366,6 +369,24 @@ class Decider:
                 return StepDown(None, able[0].name, f"the safekeepers have received nothing from its proxy {times}")
             return AllowWrites()
         return self._order_of_leader(look, view) if commits else Wait("waiting for the quorum")
+
+    def _as_sealed_primary(self, now: float, look: ServerLook, view: ClusterView) -> Step:
+        """Keep a primary that only the floor keeps out as it is, without writes: the attempt may fail."""
+        sealed = f"timeline {look.tli} is sealed by a failover"
+        if look.tli < view.log.tli:
+            return Stop(f"the log has gone on to timeline {view.log.tli}")
+        if self._is_replaced(view, sealed_too=False):
+            return Stop(sealed)
+        if not self.ended_writes:
+            return EndWrites(sealed, self.own.stops_without_quorum)
+        return self._let_in(now, look, view) or Wait(f"{sealed}: waiting for its end")
+
+    def _is_replaced(self, view: ClusterView, *, sealed_too: bool = True) -> bool:
+        """Return whether another server leads, or was promoted; or whether an attempt is under way that has sealed."""
+        others = [report for report in fresh_reports(view) if report.name != self.own.name]
+        return any(
+            each.is_leader or (sealed_too and each.has_sealed) or self._is_promoted(each, view) for each in others
+        )
 
     def _order_of_leader(self, look: ServerLook, view: ClusterView) -> Step:
         order = view.settings.order
@@ -498,9 +519,7 @@ class Decider:
 
     def _let_in(self, now: float, look: ServerLook, view: ClusterView) -> Step | None:
         """Return the readmission of an old primary that nothing but the floor keeps out, None if it is not due."""
-        others = [report for report in fresh_reports(view) if report.name != self.own.name]
-        is_replaced = any(each.is_leader or each.has_sealed or self._is_promoted(each, view) for each in others)
-        if look.tli < view.log.tli or is_replaced:
+        if look.tli < view.log.tli or self._is_replaced(view):
             self._unled_since = None
             return None
         if self._unled_since is None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.base.timelines import Lineage
 from walproxy.failover.log_end import LogEnd
 
 # Of a role that is no superuser, to look at WAL that a standby has received and cannot replay.
@@ -42,6 +43,7 @@ class HostLook:
         hindrance: why the command cannot promote it although it replies, one line: a setting, a right of the role.
         is_paused: a standby's replay is paused: a promotion ends that if there is no other problem.
         replay_problem: why a promotion would fail, or end with less WAL than it has received, one line.
+        lineage: of a standby that receives nothing, the ancestors of its timeline, if its history file was read.
     """
 
     name: str
@@ -58,6 +60,7 @@ class HostLook:
     hindrance: str = ""
     is_paused: bool = False
     replay_problem: str = ""
+    lineage: Lineage = ()
 
     @property
     def reached_lsn(self) -> Lsn:
@@ -79,14 +82,14 @@ def obstacle(look: HostLook, end: LogEnd) -> str:
     if not look.in_recovery:
         return f"is a primary on timeline {look.tli}, not a standby"
     left_lsn = end.left_lsn(look.tli)
-    if left_lsn is None and look.tli > end.tli:
+    if look.tli > end.tli and not has_gone_ahead(look, end):
         return (
             f"is on timeline {look.tli}, to which the log has not gone on: it is being promoted (then repeat the "
             "command), or follows a server that was"
         )
-    if left_lsn is None:
+    if left_lsn is None and look.tli < end.tli:
         return f"is on timeline {look.tli}, which is not part of the log: make it a standby again with pg_rewind"
-    if look.tli != end.tli and look.kept_lsn > left_lsn:
+    if left_lsn is not None and look.tli != end.tli and look.kept_lsn > left_lsn:
         # Without a walreceiver the timeline is that of the last restartpoint, which may be an earlier one.
         perhaps = "" if look.receives else "connect it to the safekeepers, which shows whether that is so, or "
         if look.receives and not look.complete_lsn and look.replayed_lsn <= left_lsn:
@@ -103,6 +106,17 @@ def obstacle(look: HostLook, end: LogEnd) -> str:
             "pg_write_server_files"
         )
     return ""
+
+
+def has_gone_ahead(look: HostLook, end: LogEnd) -> bool:
+    """Return whether a standby has left the log's timeline, at its end, for one that the log does not have (13.8).
+
+    Its promotion was begun, and it crashed: it is a standby on the timeline for which it has the history file.
+    """
+    line = dict(look.lineage)
+    if end.is_estimate:
+        return end.tli in line
+    return line.get(end.tli, 0) >= end.records_end_lsn and all(line.get(tli) == lsn for tli, lsn in end.lineage)
 
 
 def missing_bytes(look: HostLook, end: LogEnd) -> int:

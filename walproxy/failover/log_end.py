@@ -38,6 +38,7 @@ class LogEnd:
         end_lsn: X; everything that may have been acknowledged is below it.
         records_end_lsn: the end of the last complete record at or below X, 0 if the log has none.
         given: the highest timeline that was handed out for a promotion.
+        is_estimate: it is not sealed yet: positions and lineage are what is known before.
     """
 
     system_id: int
@@ -46,6 +47,7 @@ class LogEnd:
     end_lsn: Lsn
     records_end_lsn: Lsn
     given: int
+    is_estimate: bool = False
 
     def left_lsn(self, tli: int) -> Lsn | None:
         """Return up to where the log is on `tli`: its end for the last timeline, None for one that it is not on."""

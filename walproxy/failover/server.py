@@ -15,9 +15,15 @@ from typing import NamedTuple
 
 from psycopg.conninfo import make_conninfo
 
-from safekeeper.base.errors import WalproxyError
+from safekeeper.base.errors import RemoteProtocolError, WalproxyError
 from safekeeper.base.lsn import Lsn, parse_lsn, segment_name, segment_start
-from safekeeper.base.timelines import PASSED_OVER_HISTORY, timeline_history_name, tli_of_history_name
+from safekeeper.base.timelines import (
+    PASSED_OVER_HISTORY,
+    Lineage,
+    parse_timeline_history,
+    timeline_history_name,
+    tli_of_history_name,
+)
 from safekeeper.waldecode.format import WalFormatError
 from safekeeper.waldecode.records import RecordDecoder
 from walproxy.failover.candidates import READ_RIGHT, HostLook, lost_since
@@ -32,6 +38,8 @@ _TIMEOUT_S = 10.0
 # How long a promotion usually takes that has no WAL to replay, at most.
 _PROMOTED_SOON_S = 0.5
 _POLL_S = 0.01
+_MAY_READ_FILES = "SELECT has_function_privilege('pg_read_binary_file(text, bigint, bigint, boolean)', 'EXECUTE')"
+_HISTORY_BYTES = 1 << 20
 _MAY_LIST_WAL = "SELECT has_function_privilege('pg_ls_waldir()', 'EXECUTE')"
 _NOT_PERMITTED = "42501"
 _DISK_FULL = "53100"
@@ -203,11 +211,23 @@ class Server:
             look = dataclasses.replace(look, replay_problem=self._pause_problem(connection))
         if look.in_recovery and not look.receives:
             with contextlib.suppress(PrimaryProblem, ServerProblem):
-                return dataclasses.replace(look, tli=max(look.tli, self._replayed_tli(timeout_s)))
+                look = dataclasses.replace(look, tli=max(look.tli, self._replayed_tli(timeout_s)))
+                return dataclasses.replace(look, lineage=self._lineage(connection, look.tli))
         if look.in_recovery and look.received_lsn > look.replayed_lsn:
             with contextlib.suppress(PrimaryProblem):
                 return dataclasses.replace(look, complete_lsn=self._complete_lsn(connection, look))
         return look
+
+    def _lineage(self, connection: BoundedConnection, tli: int) -> Lineage:
+        """Return the ancestors of a timeline; () if its history file is not in pg_wal, or the role may not read it."""
+        doing = f"read pg_wal of {self.name}"
+        if connection.value(_MAY_READ_FILES, doing) != "t":
+            return ()
+        path = quoted(f"pg_wal/{timeline_history_name(tli)}")
+        found = connection.value(f"SELECT encode(pg_read_binary_file({path}, 0, {_HISTORY_BYTES}, true), 'hex')", doing)
+        with contextlib.suppress(RemoteProtocolError):  # It is damaged: this standby is not promoted for its sake.
+            return parse_timeline_history(tli, bytes.fromhex(found or ""))
+        return ()
 
     def _pause_problem(self, connection: BoundedConnection) -> str:
         """Return why replay is paused, if that hinders a promotion."""

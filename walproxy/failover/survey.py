@@ -81,6 +81,7 @@ class Survey:
             end_lsn=log.flush_lsn,
             records_end_lsn=log.flush_lsn,
             given=max(log.given, self.in_use_tli),
+            is_estimate=True,
         )
 
 

@@ -446,8 +446,8 @@ STUCK = "ServerState"  # The servers, none of which commits.
     [
         (late_end_of_writes, 159, TWO),
         (writes_before_commits, 109, TWO),
-        (seal_that_is_not_noticed, 60, STUCK),
-        (never_let_in, 344, STUCK),
+        (seal_that_is_not_noticed, 97, STUCK),
+        (never_let_in, 63, STUCK),
     ],
 )
 def test_weaker_decision_is_found(

@@ -153,11 +153,40 @@ def test_server_of_another_system_is_left_alone(look: ServerLook) -> None:
 
 
 @pytest.mark.parametrize(
-    "floor, log_tli, reason", [(1, 1, "sealed by a failover"), (1, 2, "sealed"), (0, 2, "gone on")]
+    "floor, log_tli, others, reason",
+    [
+        (0, 2, (), "gone on"),
+        (1, 2, (), "gone on"),
+        (1, 1, (report("pg2", "primary", tli=2),), "sealed by a failover"),
+        (1, 1, (report("pg2", "primary", tli=2, is_leader=True),), "sealed by a failover"),
+        (1, 2, (report("pg3", "primary", tli=2, is_leader=True),), "does not go on to 3"),
+    ],
 )
-def test_old_primary_is_stopped(floor: int, log_tli: int, reason: str) -> None:
-    step = decide(PRIMARY, view(floor=floor, log_tli=log_tli), commits=True)
+def test_old_primary_is_stopped(floor: int, log_tli: int, others: tuple[AgentReport, ...], reason: str) -> None:
+    look = replace(PRIMARY, tli=3) if "go on to 3" in reason else PRIMARY
+    step = decide(look, view(*others, floor=floor, log_tli=log_tli), name="pg1")
     assert isinstance(step, Stop) and reason in step.reason
+
+
+def test_a_sealed_primary_goes_on_without_writes_until_another_server_is_promoted() -> None:
+    decider = watching(Own("pg1"))
+    sealing = view(report("pg2", is_failing_over=True, has_sealed=True), floor=1)
+    assert decider.decide(NOW, PRIMARY, sealing, commits=True) == EndWrites("timeline 1 is sealed by a failover")
+    decider.ended_writes = True
+    waits = Wait("timeline 1 is sealed by a failover: waiting for its end")
+    assert decider.decide(NOW + 1, PRIMARY, replace(sealing, sent_at=NOW + 1), commits=False) == waits
+    dead = view(report("pg2"), floor=1)
+    assert until_let_in(decider, PRIMARY, dead, NOW + 2) == [waits, waits, LetIn(1)]
+
+
+def test_after_an_attempt_that_has_failed_all_agents_leave_the_lead_to_the_old_primary_for_a_while() -> None:
+    decider = watching(Own("pg3"))
+    decider.saw(view(report("pg2", has_sealed=True), report("pg3"), silent_s=9.0, floor=1))
+    over = view(report("pg2"), report("pg3", received_lsn=950), silent_s=9.0, sent_at=NOW + 1)
+    decider.saw(over)
+    assert isinstance(decider.decide(NOW + 1, STANDBY, over, commits=False), Wait)
+    late = replace(over, sent_at=NOW + 1 + RETRY_S_MIN)
+    assert decider.decide(NOW + 1 + RETRY_S_MIN, STANDBY, late, commits=False) == FailOver()
 
 
 def test_primary_ends_its_writes_before_others_may_act_and_allows_them_again() -> None:
@@ -300,7 +329,7 @@ def test_attempts_that_fail_are_repeated_with_pauses_that_double_up_to_a_limit()
     for _ in range(5):
         decider.failed(NOW)
         pauses.append(decider.retry_at - NOW)
-    assert pauses == [RETRY_S_MIN, 2 * RETRY_S_MIN, 4 * RETRY_S_MIN, RETRY_S_MAX, RETRY_S_MAX]
+    assert pauses == [RETRY_S_MIN, *[RETRY_S_MAX] * 4] and RETRY_S_MAX == 2 * RETRY_S_MIN
     decider.failed(NOW + 1000)
     assert decider.retry_at == NOW + 1000 + RETRY_S_MIN
 

@@ -1,7 +1,10 @@
 """Which standby may be promoted, and which is."""
 
+from dataclasses import replace
+
 import pytest
 
+from safekeeper.base.timelines import Lineage
 from tests.unit.failover.looks import END_LSN, dead, log_end, primary, standby
 from walproxy.failover.candidates import (
     HostLook,
@@ -130,3 +133,37 @@ def test_another_name_is_refused(wanted: str, line: str) -> None:
     with pytest.raises(NoCandidate) as refused:
         resolve(["pg1:5432", "pg2:5432", "pg2:5433"], wanted)
     assert str(refused.value) == line
+
+
+CRASHED = standby("pg1", tli=3, received_lsn=0, replayed_lsn=END_LSN, receives=False)
+
+
+@pytest.mark.parametrize(
+    ("lineage", "is_able"),
+    [
+        (((1, END_LSN),), True),
+        (((1, END_LSN + 24),), True),
+        (((1, END_LSN - 1),), False),  # It lacks a record.
+        (((1, 400), (2, END_LSN)), False),
+        (((2, END_LSN),), False),
+        ((), False),  # Its history file is not known.
+    ],
+)
+def test_a_standby_whose_promotion_has_crashed_is_promoted_again_if_it_left_the_log_at_its_end(
+    lineage: Lineage, is_able: bool
+) -> None:
+    look = replace(CRASHED, lineage=lineage)
+    assert has_everything(look, END) is is_able
+    assert number_for(look, END) == 4
+    if not is_able:
+        assert "is on timeline 3, to which the log has not gone on" in obstacle(look, END)
+
+
+def test_such_a_standby_has_the_line_of_the_log_below() -> None:
+    end = log_end(tli=2, lineage=((1, 500),))
+    assert has_everything(replace(CRASHED, lineage=((1, 500), (2, END_LSN))), end)
+    assert not has_everything(replace(CRASHED, lineage=((1, 400), (2, END_LSN))), end)
+    # Before the seal neither is known.
+    estimate = replace(end, is_estimate=True, lineage=((1, 900),))
+    assert not obstacle(replace(CRASHED, lineage=((1, 500), (2, 700))), estimate)
+    assert obstacle(replace(CRASHED, lineage=((1, 500),)), estimate)

@@ -85,14 +85,16 @@ class AgentManager:
     Args:
         dead_after_s: the value of --dead-after.
         program: the words after the interpreter, before the options.
+        options: further ones.
     """
 
     name = "walproxy agent"
     has_discarded_reports = True
     makes_servers = False
 
-    def __init__(self, dead_after_s: float = 5.0, program: Sequence[str] = AGENT) -> None:
+    def __init__(self, dead_after_s: float = 5.0, program: Sequence[str] = AGENT, options: Sequence[str] = ()) -> None:
         self.dead_after_s = dead_after_s
+        self._options = tuple(options)
         self._program = tuple(program)
 
     def supporters(self, around: Surroundings, folder: Path, port: Callable[[int], int]) -> Sequence[Supporter]:
@@ -113,6 +115,7 @@ class AgentManager:
             *("-c", f"proxy_http={place.address}:{place.proxy_http_port}"),
             *("-c", f"discarded_dir={place.discarded_directory}"),
             *("-c", f"dead_after={self.dead_after_s:g}"),
+            *self._options,
         )
 
     def switchover(self, to: Place, around: Surroundings) -> Sequence[str]:
