@@ -53,7 +53,6 @@ class Sealer:
 
     Attributes:
         proposer: the consensus.
-        given_before: the highest number that was handed out before its first term; None if it has won none.
     """
 
     def __init__(
@@ -74,7 +73,6 @@ class Sealer:
                 bootstrap=False,
             )
         )
-        self.given_before: int | None = None
         self._timeout_s = timeout_s
         self._waiting = waiting
         self._purpose: Purpose | None = None
@@ -95,6 +93,11 @@ class Sealer:
         """What has begun its last term that was committed. Only after `pursue`."""
         assert self._elected is not None
         return self._elected
+
+    @property
+    def given_before(self) -> int | None:
+        """What was handed out before its terms, None if it has won none: see `Candidacy`."""
+        return self.proposer.candidacy.given_before
 
     def check(self) -> None:
         """Make sure that the last term is still led.
@@ -212,9 +215,6 @@ class Sealer:
             raise
         except Exception as error:  # A bug: `pursue` raises it, since the event loop would only log it.
             self._fail(error)
-        leadership = self.proposer.leadership
-        if leadership is not None and self.given_before is None:
-            self.given_before = leadership.elected.history[-1].given  # A seal leaves it.
         elected = self.proposer.tail_elected
         if elected is not None:
             self._elected, self._is_served = elected, True

@@ -454,13 +454,14 @@ class Campaign:
             self._lose("the log has no WAL yet")
             return
         if purpose is not None:
-            obstacle = purpose.obstacle(
-                vote.history[-1], tli, is_own=last_term(vote.history) in self._candidacy.served_terms
-            )
+            is_own = last_term(vote.history) in self._candidacy.served_terms
+            obstacle = purpose.obstacle(vote.history[-1], tli, is_own=is_own)
             if obstacle is not None:
                 self._candidacy.obstacle = obstacle
                 self._lose(obstacle.reason)
                 return
+            if not is_own:
+                self._candidacy.given_before = vote.history[-1].given
         self.plan = LogPlan(vote.flush_lsn, tli, cuts=False)
         self.outcome = Outcome.WON
 

@@ -102,6 +102,8 @@ class Candidacy:
             committed (8.1).
         purpose: that of the tail terms that it wants (step 13), None for a tail term without one.
         obstacle: why it wants none for that purpose any longer: a donor's log does not admit it, or it is served.
+        given_before: what was handed out before the first of its terms that follow each other in the log; None
+            before that.
         served_terms: the tail terms that it held for a purpose, whether or not one was committed.
     """
 
@@ -114,4 +116,5 @@ class Candidacy:
     failed: int = 0
     purpose: Purpose | None = None
     obstacle: Obstacle | None = None
+    given_before: int | None = None
     served_terms: set[int] = field(default_factory=set)

@@ -98,7 +98,8 @@ class TakeBack:
 
     Attributes:
         tli: the sealed timeline.
-        given: as it was before the first term of the attempt. No standby was asked to take a higher one.
+        given: as it was before the first of its terms that follow each other in the log. One before a term of another
+            attempt does not count: that attempt may have handed out a number.
     """
 
     tli: int

@@ -18,6 +18,7 @@ from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.purpose import CancelSeal, Numbers, Obstacle, Purpose, Reserve, TakeBack
 
 _PURSUE = Sealer.pursue
+_TAKE_WHOLE_LOG = Campaign._take_whole_log
 _TAKE_BACK_OBSTACLE = TakeBack.obstacle
 
 
@@ -40,11 +41,6 @@ def floor_of_the_sealer_alone(
 
 def _with_floor(entry: HistoryEntry, floor: int) -> HistoryEntry:
     return HistoryEntry(entry.term, entry.start_lsn, entry.tli, entry.gives_up, floor, entry.given)
-
-
-def only_at_the_floor(primary: PrimaryIdentity, floor: int) -> str:
-    """A primary is refused on the timeline that was sealed last, and no older one."""
-    return f"timeline {primary.tli} is sealed" if primary.tli == floor else ""
 
 
 def never_sealed(primary: PrimaryIdentity, floor: int) -> str:
@@ -72,6 +68,14 @@ async def reserved_in_memory(run: Sealer, purpose: Purpose) -> None:
         await _PURSUE(run, purpose)
 
 
+def given_before_its_first_term(campaign: Campaign, vote: VoteResponse) -> None:
+    """An attempt takes back what others have handed out since its first term, which it had lost to them."""
+    before = campaign._candidacy.given_before
+    _TAKE_WHOLE_LOG(campaign, vote)
+    if before is not None:
+        campaign._candidacy.given_before = before
+
+
 def numbers_given_again(cancel: CancelSeal, last: HistoryEntry) -> Numbers:
     """A cancellation gives the numbers of promotions out again."""
     return Numbers(cancel.tli - 1, cancel.tli)
@@ -93,10 +97,6 @@ class _NeverPromoting:
 
 
 never_promoting = _NeverPromoting()
-
-
-def led_or_not(sealer: Sealer) -> None:
-    """An attempt goes on although its term was lost."""
 
 
 def seal_whatever_the_log_is_on(campaign: Campaign, vote: VoteResponse) -> None:

@@ -766,12 +766,6 @@ BUGS: dict[str, Bug] = {
         "failovers",
         _everywhere("extend_history", dropped_seals.floor_of_the_sealer_alone),
     ),
-    "seal_of_one_timeline": Bug(
-        "S15",
-        "timelines below the floor are refused, too",
-        "failovers",
-        _everywhere("sealed_reason", dropped_seals.only_at_the_floor),
-    ),
     "seal_not_heeded": Bug(
         "S15",
         "a primary on a sealed timeline is refused",
@@ -797,6 +791,7 @@ BUGS: dict[str, Bug] = {
         "each promotion has a number of its own",
         "failovers",
         ((attempt, "number_for", dropped_seals.next_to_the_standby),),
+        quick=4,
     ),
     "timeline_number_in_memory": Bug(
         "S15",
@@ -828,6 +823,12 @@ BUGS: dict[str, Bug] = {
         "failovers",
         ((PromotionAttempt, "promoting", dropped_seals.never_promoting),),
     ),
+    "number_of_another_taken_back": Bug(
+        "S15",
+        "an attempt takes back no number that another one has handed out between two of its terms",
+        "failovers",
+        ((Campaign, "_take_whole_log", dropped_seals.given_before_its_first_term),),
+    ),
     "seal_of_another_taken_back": Bug(
         "S15",
         "an attempt takes nothing back that another one has written",
@@ -842,7 +843,7 @@ BUGS: dict[str, Bug] = {
             (attempt, "has_everything", dropped_seals.has_anything),
             (failover_server, "lost_since", dropped_seals.never_lost),
         ),
-        quick=3,
+        quick=20,
     ),
     "set_up_again_and_promoted": Bug(
         "S15",
@@ -862,13 +863,6 @@ BUGS: dict[str, Bug] = {
         "a standby need not have an incomplete record",
         "failovers",
         ((attempt, "has_everything", dropped_seals.has_the_last_byte),),
-    ),
-    "seal_not_led_on": Bug(
-        "S15",
-        "the sealing term is led until the standby has the log",
-        "failovers",
-        ((Sealer, "check", dropped_seals.led_or_not),),
-        quick=64,
     ),
     "promise_goes_back": Bug(
         "checks",

@@ -387,11 +387,12 @@ class Checker:
         """Return what is left of the floor of a sealing term, which later ones may have lowered."""
         return min([floor, *(lower for later, lower in self._lowered.items() if later > term)])
 
-    def on_promoted(self, primary: "VirtualPrimary", reserved: Elected) -> None:
+    def on_promoted(self, primary: "VirtualPrimary", reserved: Elected, is_found: bool) -> None:
         """A failover has promoted a standby: with every record of the log that it has sealed, to a number of its own.
 
         Args:
             reserved: what began the term that has reserved its number. Others may have gone on since.
+            is_found: it has found a history file of that number.
         """
         fork_lsn = primary.ancestors[-1].end_lsn
         log = self.log_of(self.whole(reserved.history), self.base_lsn, reserved.history[-1].start_lsn)
@@ -402,7 +403,7 @@ class Checker:
                 f"{primary.name} lacks the committed record [{format_lsn(lost[0])}, {format_lsn(lost[1])})",
             )
         number = reserved.history[-1].given
-        if primary.tli < number:
+        if primary.tli < number or (primary.tli > number and not is_found):
             raise Violation("PromotedTliIsFree", f"{primary.name} is on timeline {primary.tli}, not on {number}")
         if primary.tli > number:
             # It has passed over a number with a history file, and is like one that was promoted by other means.

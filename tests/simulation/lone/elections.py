@@ -36,7 +36,7 @@ class LoneElections(DrawnMessages):
         number = self._connect()
         is_well = well or self._chance(0.9)
         message = ProposerGreeting(
-            self.rng.choice((5, 5, 5, 5) if is_well else (4, 5, 6)),
+            self.rng.choice((6, 6, 6, 6) if is_well else (5, 6, 7)),
             self.rng.choice(RUNS),
             SAFEKEEPER_ID if is_well else self.rng.choice((SAFEKEEPER_ID, 2)),
             self.rng.choice((None, SYSTEM_ID) if is_well else (SYSTEM_ID, 78)),

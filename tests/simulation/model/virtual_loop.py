@@ -17,6 +17,9 @@ from typing import Any
 from safekeeper.base.errors import WalproxyError
 from tests.simulation.model.clock import Clock, MachineClock
 
+# How often a coroutine may begin something else when it is cancelled.
+_CANCELLED_AT_MOST = 5
+
 
 class _Handle(events.TimerHandle):
     """What asyncio makes of a callback, without its means of debugging: there is one for most events of a run."""
@@ -106,9 +109,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if self._is_closed:
             return
         self._dying, self._backlog = deque(self._soon), None
-        self._task.cancel()
-        while self._dying:
-            self._run(self._dying.popleft())
+        for _ in range(_CANCELLED_AT_MOST):
+            if self._task.done():
+                break
+            self._task.cancel()  # Again where a coroutine still awaits something: it is dead.
+            while self._dying:
+                self._run(self._dying.popleft())
         self._is_closed = True
 
     def time(self) -> float:

@@ -82,11 +82,11 @@ class Servers:
         """Return what runs on a host."""
         return self._by_name[name]
 
-    def promote(self, name: str, life: int, reserved: Elected) -> None:
+    def promote(self, name: str, life: int, signalled_tli: int, reserved: Elected) -> None:
         """Make a primary of a standby, on the first timeline of which it finds no history file.
 
         Args:
-            life: that of the standby which was signalled.
+            life, signalled_tli: of the standby, when it was signalled.
             reserved: what began the term that has reserved its number.
         """
         world, standby = self.world, self._by_name[name]
@@ -95,13 +95,14 @@ class Servers:
         (fork_lsn, tli), line = standby.on_disk, standby.line
         ancestors = (*(each for each in line.ancestors if each.tli < tli), Ancestor(tli, fork_lsn))
         taken = self._numbers_found(standby)
+        is_found = signalled_tli < reserved.history[-1].given in taken
         new_tli = next(number for number in range(tli + 1, tli + 1000) if number not in taken)
         promoted = VirtualPrimary(world, world.next_primary_name(), new_tli, ancestors, line.read(FIRST_LSN, fork_lsn))
         world.new_primary(promoted)
         self._by_name[name] = promoted
         standby.be_replaced()
         self._by_name[f"{standby.name}.{len(self.promoted) + 1}"] = standby
-        world.truths.of(reserved.cluster_id).on_promoted(promoted, reserved)
+        world.truths.of(reserved.cluster_id).on_promoted(promoted, reserved, is_found)
         self.promoted.append(promoted)
         world.counts.count("standbys promoted by a failover")
         world.failover.on_promoted(promoted)

@@ -234,7 +234,7 @@ class VirtualServer:
         if fate > 0.08 and not isinstance(server, VirtualPrimary):
             self._require_part_of_the_log(server, end)
             promote, delay_s = self._command.servers.promote, PROMOTION_S * world.rng.random()
-            world.clock.after(delay_s, promote, self.name, server.life, self._command.elected)
+            world.clock.after(delay_s, promote, self.name, server.life, server.tli, self._command.elected)
         if 0.08 < fate < 0.12:
             raise WalproxyError(f"{self.name} was lost after it was signalled")
 

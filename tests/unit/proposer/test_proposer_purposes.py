@@ -203,6 +203,16 @@ def test_a_number_is_not_reserved_after_another_proposers_term() -> None:
     assert "another proposer has written to the log" in table.proposer.candidacy.obstacle.reason
 
 
+def test_what_another_attempt_has_handed_out_between_two_terms_stays_handed_out() -> None:
+    table = Table(purpose=Seal(1))
+    lost = seals(table)[1]
+    assert table.proposer.candidacy.given_before == 0
+    is_deposed(table, lost)  # Before it was committed: the run seals again, after a term that has reserved 2.
+    later = HistoryEntry(50, END, 1, floor=1, given=2)
+    assert is_voted_for(table, history=(*LOG, later))[1].history[-1].given == 2
+    assert table.proposer.candidacy.given_before == 2
+
+
 def test_a_cancelled_seal_is_a_term_of_its_own() -> None:
     table = Table(purpose=CancelSeal(1))
     elected = seals(table, history=(*LOG, HistoryEntry(4, END, 1, floor=1)))[1]
