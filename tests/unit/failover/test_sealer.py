@@ -52,3 +52,26 @@ async def test_without_a_quorum_the_reason_is_shown_while_it_waits_and_at_the_en
         async with sealing_run(DEAD, timeout_s=1.3, waiting=shown.append) as run:
             await run.pursue(Seal(1))
     assert shown and "safekeeper 1: could not connect" in shown[-1]
+
+
+class Led:
+    """A proposer whose term is led, or lost."""
+
+    def __init__(self, elected: object) -> None:
+        self.leadership: object | None = elected
+        self.tail_elected: object | None = elected
+
+
+@on_the_loop
+async def test_a_term_that_is_lost_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = sealer()
+    led = Led(object())
+    monkeypatch.setattr(run, "proposer", led)
+    run._handle(list)
+    assert run.elected is led.leadership
+    run.check()
+    led.leadership = led.tail_elected = None
+    run._handle(list)
+    with pytest.raises(NotSealed, match=r"the term that .* is not led on"):
+        run.check()
+    assert run.elected is not None, "what it has sealed is known"
