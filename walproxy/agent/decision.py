@@ -232,6 +232,7 @@ class Decider:
     _lost_since: float | None = None
     _before: frozenset[str] = frozenset()  # the candidates that were before this one when the loss was seen
     _was_primary: bool = False
+    _is_stranded: bool = False  # The own standby has replayed WAL that the leader's timeline does not have.
 
     def saw(self, view: ClusterView) -> None:
         """Take an exchange into account: it bounds from below when the safekeepers last heard a leader."""
@@ -334,6 +335,8 @@ class Decider:
             self._was_primary = self._was_primary or look.is_in_recovery is False
         if look.state is not ServerState.STANDBY:
             self._lost_since = None
+        if look.state is ServerState.STANDBY:
+            self._is_stranded = False
 
     def _silent_s(self, now: float) -> float:
         """Return for how long, at most, the safekeepers have heard no leader."""
@@ -425,6 +428,9 @@ class Decider:
             return Wait(view.problem or "no quorum of the safekeepers")
         if not view.log.tli:
             return Wait("the safekeepers have no WAL")
+        if stranded := _stranded(look, view):
+            self._is_stranded = True
+            return Stop(stranded)
         age_s = view.leader_silent_s or 0.0
         resigned = any(report.has_resigned for report in fresh_reports(view)) and leader_of(view) is None
         if not resigned:
@@ -495,6 +501,8 @@ class Decider:
         return FailOver(order) if (view.leader_silent_s or 0.0) >= SILENCE_S else None
 
     def _stopped(self, now: float, look: ServerLook, view: ClusterView) -> Step:
+        if self._is_stranded and view.has_quorum:
+            return self._rejoin(now, look, view)
         if look.is_in_recovery:
             return StartStandby() if now >= self.retry_at else Wait(look.problem or "waiting to start again")
         if view.is_new:
@@ -614,6 +622,20 @@ def _foreign(look: ServerLook, view: ClusterView) -> str:
         f"the server belongs to another system, {look.system_id}, than the WAL of the safekeepers, {view.system_id}: "
         "correct --safekeepers or --pgdata"
     )
+
+
+def _stranded(look: ServerLook, view: ClusterView) -> str:
+    """Return why a standby cannot follow the leader, empty if it can: it has WAL of the old primary beyond the fork."""
+    leader = leader_of(view)
+    if leader is None or leader.tli <= look.tli:
+        return ""
+    for change in view.settings.changes:
+        if change.old_tli == look.tli and 0 < change.fork_lsn < look.replayed_lsn:
+            return (
+                f"it has replayed timeline {look.tli} up to {format_lsn(look.replayed_lsn)}, and timeline {change.tli} "
+                f"begins at {format_lsn(change.fork_lsn)}"
+            )
+    return ""
 
 
 def describe(look: ServerLook) -> str:

@@ -35,7 +35,7 @@ from walproxy.agent.decision import (
     Wait,
     demote_after_s,
 )
-from walproxy.agent.report import AgentReport, AgentSettings, Order
+from walproxy.agent.report import AgentReport, AgentSettings, Order, PrimaryChange
 from walproxy.agent.server_look import ServerLook, ServerState
 from walproxy.agent.sight import SeenReport
 from walproxy.agent.state import ClusterView, LogPositions
@@ -444,6 +444,18 @@ def test_a_leader_that_is_lost_again_and_again_hands_over_if_there_is_a_standby(
         assert isinstance(step, StepDown) is hands_over and (hands_over or step == AllowWrites())
         if isinstance(step, StepDown):
             assert (step.order, step.to) == (None, "pg2") and "3 times within 60 s" in step.reason
+
+
+def test_a_standby_that_has_replayed_more_than_the_new_leader_has_rejoins() -> None:
+    leader = report("pg3", "primary", is_leader=True, tli=2)
+    for fork_lsn, is_stranded in ((899, True), (900, False), (0, False)):
+        changes = (PrimaryChange("failover", "pg3", 2, 4, fork_lsn=fork_lsn, old_tli=1),)
+        seen = view(leader, report("pg2"), floor=1, log_tli=2, settings=AgentSettings(changes=changes))
+        decider = watching(Own("pg2"))
+        step = decider.decide(NOW, STANDBY, seen, commits=False)
+        assert isinstance(step, Stop) is is_stranded
+        stopped = decider.decide(NOW, STOPPED_STANDBY, seen, commits=False)
+        assert stopped == (Rejoin(leader) if is_stranded else StartStandby())
 
 
 def test_resigned_leader_does_not_take_its_own_old_report_for_another_leader() -> None:
