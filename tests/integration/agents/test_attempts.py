@@ -192,3 +192,30 @@ def test_a_pause_holds_while_no_safekeeper_replies(new_agents: NewAgents) -> Non
         commits_go_on(book, time.monotonic())
         assert "no writes from now on" not in leader.manager.log_path.read_text()
         book.verify()
+
+
+def test_a_cancelled_failover_waits_for_the_old_primary(new_agents: NewAgents, folder: Path) -> None:
+    fails = folder / "fence-fails"
+    cluster = new_agents("-c", f"fence_command=! test -e {fails}")
+    leader, *others = cluster.hosts.values()
+    fails.touch()
+    with Book(cluster) as book:
+        book.wait_for_commit()
+        leader.kill()
+        wait_for_line(others, "failover failed: fence_command failed")
+        servers = [host.place.local_conninfo for host in others]
+        cancelled = run_walproxy(
+            "failover", "--cancel", "--primary", servers[0], environment=cluster.operator_environment
+        )
+        assert cancelled.returncode == 0, cancelled.stderr
+        wait_for_line(others, "the failover was cancelled: waiting for the old primary")
+        fails.unlink()  # From now on nothing but the order keeps them from it.
+        until = time.monotonic() + 4 * DEAD_AFTER_S
+        wait_for(lambda: time.monotonic() > until, "several attempts could have been made")
+        leader.start()
+        commits_go_on(book, time.monotonic())
+        assert cluster.wait_for_leader() is leader
+        # The next loss of the leader counts.
+        leader.kill()
+        assert cluster.wait_for_leader("pg2", "pg3") in others
+        book.verify()
