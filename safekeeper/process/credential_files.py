@@ -41,6 +41,17 @@ def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None = Non
     return ServerTls(cert, key, client_ca) if cert is not None and key is not None else None
 
 
+def https(is_wanted: bool, cert: Path | None, key: Path | None) -> ServerTls | None:
+    """Return the TLS of an HTTP listener with `http_tls`, None if that is not set.
+
+    Raises:
+        ConfigurationError: there is no certificate, or a file cannot be used.
+    """
+    if is_wanted and (cert is None or key is None):
+        raise ConfigurationError("http_tls has no effect without tls_cert and tls_key: give them, too")
+    return server_tls(cert, key) if is_wanted else None
+
+
 def http_access(hosts: frozenset[str], password_file: Path | None, probes: Collection[str] = PROBES) -> HttpAccess:
     """Return the protection of an HTTP listener by its options.
 

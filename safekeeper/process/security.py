@@ -31,6 +31,7 @@ from safekeeper.process.config import SafekeeperConfig
 from safekeeper.process.credential_files import (
     Reloadable,
     http_access,
+    https,
     reload_files,
     report_validity,
     require_pair,
@@ -71,13 +72,12 @@ class Protection:
         for name, wants_tls in (
             ("tls_client_ca", config.tls_client_ca),
             ("pg_client_ca", config.pg_client_ca),
-            ("http_tls", config.http_tls),
         ):
             if wants_tls and config.tls_cert is None:
                 raise ConfigurationError(f"{name} has no effect without tls_cert and tls_key: give them, too")
         self.proposers_tls = server_tls(config.tls_cert, config.tls_key, config.tls_client_ca)
         self.replication_tls = server_tls(config.tls_cert, config.tls_key, config.pg_client_ca)
-        self.http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
+        self.http_tls = https(config.http_tls, config.tls_cert, config.tls_key)
         self.http_access = http_access(config.http_hosts, config.http_password_file)
         self.users: KnownUsers | None = None
         if config.pg_users is not None:

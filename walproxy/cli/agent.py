@@ -19,7 +19,7 @@ from safekeeper.base.signals import reload_settings, take_signals
 from safekeeper.net.admission import Wish
 from safekeeper.net.http_server import HTTP_BUDGET, serve_http
 from safekeeper.net.listener import Listener
-from safekeeper.process.credential_files import http_access, server_tls
+from safekeeper.process.credential_files import http_access, https
 from safekeeper.process.open_files import listener_budgets
 from walproxy.agent.agent import Agent
 from walproxy.agent.config import AgentConfig
@@ -62,7 +62,7 @@ def agent(config: Path | None, **command_line: Any) -> NoReturn:
 
 
 async def _serve(one: Agent, config: AgentConfig, read: Callable[[], AgentConfig], events: EventRecorder) -> int:
-    http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
+    http_tls = https(config.http_tls, config.tls_cert, config.tls_key)
     listeners: dict[str, Listener[Any]] = {}
     http = await serve_http(
         agent_routes(one.state, listeners),

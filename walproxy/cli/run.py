@@ -22,7 +22,7 @@ from safekeeper.base.signals import reload_settings, take_signals
 from safekeeper.net.admission import Wish
 from safekeeper.net.http_server import HTTP_BUDGET, serve_http
 from safekeeper.net.listener import Listener
-from safekeeper.process.credential_files import http_access, report_validity, server_tls
+from safekeeper.process.credential_files import http_access, https, report_validity
 from safekeeper.process.open_files import listener_budgets
 from safekeeper.web.page import with_page
 from walproxy.cli.configuration import load_proxy
@@ -93,7 +93,7 @@ async def _serve(
             http.access = http.access._replace(hosts=new.http_hosts)
 
     drains: list[asyncio.Task[None]] = []
-    http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
+    http_tls = https(config.http_tls, config.tls_cert, config.tls_key)
     listeners: dict[str, Listener[Any]] = {}
     http = await serve_http(
         with_page(

@@ -19,8 +19,6 @@ def read_credentials(config: ProxyConfig) -> Credentials:
     require_pair(config.tls_cert, config.tls_key)
     if config.tls_cert is not None and config.tls_ca is None and not config.http_tls:
         raise ConfigurationError("tls_cert has no effect without tls_ca or http_tls: give one of them, too")
-    if config.http_tls and config.tls_cert is None:
-        raise ConfigurationError("http_tls has no effect without tls_cert and tls_key: give them, too")
     return read_peer_credentials(config)
 
 

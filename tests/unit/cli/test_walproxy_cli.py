@@ -134,6 +134,20 @@ def test_the_servers_of_a_failover_are_checked(
     assert part in one_line(result)
 
 
+AGENT = (
+    *("agent", "--name", "pg1", "--pgdata", "data", "-c", "bin_dir=/", "-c", "conninfo=host=db1"),
+    *("-c", "address=db1:5432", "--safekeepers", MEMBERS, "-c", "standby_conninfo=host=sk1"),
+)
+APPLY = ("pipeline", "apply", "--primary", "host=db1", "--slot", "s", "--publication", "p", "--to", "tables")
+
+
+@pytest.mark.parametrize("program", [RUN, AGENT, APPLY], ids=["run", "agent", "apply"])
+def test_https_without_a_certificate_is_never_http(here: Here, program: tuple[str, ...]) -> None:
+    result = here(*program, "--http-listen", "127.0.0.1:0", "-c", "http_tls=true")
+    assert result.returncode == EXIT_CONFIGURATION
+    assert one_line(result) == "walproxy: http_tls has no effect without tls_cert and tls_key: give them, too"
+
+
 @pytest.mark.parametrize("conninfo", ["host", "port=many", "postgres://[::1", "host=db1 colour=red", "sslmode=some"])
 def test_a_wrong_connection_string_is_one_error_and_exit_code_3(conninfo: str) -> None:
     result = walproxy("run", "--primary", conninfo, *RUN[3:])

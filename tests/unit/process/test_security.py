@@ -178,7 +178,6 @@ def test_half_a_protection_is_none(files: Path, options: dict[str, str], reason:
     [
         ({"tls_cert": "cert"}, "tls_cert has no effect without tls_key: give both"),
         ({"tls_cert": "cert", "tls_key": "key"}, "tls_cert has no effect without tls_ca or http_tls"),
-        ({"http_tls": "true"}, "http_tls has no effect without tls_cert and tls_key"),
     ],
 )
 def test_half_of_a_proxys_credentials_is_none(files: Path, options: dict[str, str], reason: str) -> None:

@@ -12,7 +12,7 @@ from safekeeper.base import logs
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
-from safekeeper.process.credential_files import http_access, server_tls
+from safekeeper.process.credential_files import http_access, https
 from walproxy.cli.configuration import APPLY
 from walproxy.cli.parameters import ADDRESS, DURATION, HOST_NAMES, NETWORKS, SIZE
 from walproxy.cli.pipeline_commands.keys import KeyedCommand, iceberg_catalog, key, keys_options, lake_options
@@ -183,8 +183,6 @@ def apply(
         )
     if copy_range_size < _COPY_RANGE_MIN_BYTES:
         raise ConfigurationError(f"copy_range_size: the minimum is {_COPY_RANGE_MIN_BYTES >> 20} MB")
-    if http_tls and (tls_cert is None or tls_key is None):
-        raise ConfigurationError("http_tls needs tls_cert and tls_key")
     from walproxy.cli.pipeline_work.apply import ApplyOptions, LakeLocation, apply_until_signal, verify_once
 
     options = ApplyOptions(
@@ -205,7 +203,7 @@ def apply(
         on_bad_value,
         max_retained,
         http_listen=http_listen,
-        http_tls=server_tls(tls_cert, tls_key) if http_tls else None,
+        http_tls=https(http_tls, tls_cert, tls_key),
         http_allow=http_allow,
         http_access=http_access(http_hosts, http_password_file),
         mode=mode,
