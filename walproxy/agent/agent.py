@@ -156,7 +156,7 @@ class Agent:
             if isinstance(step, Wait):
                 self._activity.wait_for(step.reason)
                 self._activity.doing = ""
-                if now >= self._decider.retry_at:
+                if now >= self._decider.retry.at:
                     self._activity.problem = ""  # For as long as the others are first; then it is a candidate again.
                 if not self._steps.is_configured and not self.cluster.view.settings.is_paused:
                     self._take(Configure())

@@ -263,7 +263,7 @@ class Steps:
     async def _fail_over(self, order: Order | None) -> None:
         kind = order.kind if order is not None else "failover"
         began_at = time.monotonic()
-        lost_at = self.decider.leader_seen_at or began_at
+        lost_at = self.decider.exchanges.leader_seen_at or began_at
         self.activity.doing = f"{kind}: sealing timeline {self.cluster.view.log.tli}"
         why = "ordered" if order is not None else "the leader is lost"
         log_event(_log, "failover-begun", {"kind": kind}, "%s begins: %s", kind, why)
