@@ -29,7 +29,7 @@ from walproxy.lab.load.clients import CONNECTION_ERRORS
 from walproxy.postgres.binaries import choose_server
 
 _AGENT, _PATRONI, _PATRONI_ALONE = "agent", "patroni", "patroni-alone"
-_PLAIN_WIDTH = 160
+_PLAIN_WIDTH = 180
 
 
 @click.command()

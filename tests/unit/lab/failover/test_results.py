@@ -72,7 +72,7 @@ def test_a_median_above_its_goal_is_missed() -> None:
 def test_the_table_has_a_line_for_each_kind_and_one_for_lost_primaries() -> None:
     output = StringIO()
     table = gap_table(run(a_round(KILL_HOST, 6.5), a_round(KILL_HOST, 5.5), a_round(KILL_AGENT, 0.25, changes=False)))
-    Console(file=output, width=160).print(table)
+    Console(file=output, width=180).print(table)
     lines = {line.split("│")[1].strip(): line for line in output.getvalue().splitlines() if "│" in line}
     assert [cell.strip() for cell in lines[KILL_HOST].split("│")[2:12]] == [
         "2",
