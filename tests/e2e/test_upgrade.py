@@ -131,6 +131,5 @@ def _upgrade(deployment: Deployment, image: str, formats_before: tuple[int, int]
         deployment.wait_until_whole()
         return True
     refusal = f"has format version {control}, this release reads version {FORMAT_VERSION}: use the release that wrote"
-    for service in SAFEKEEPERS:
-        wait_until(lambda service=service: refusal in deployment.log(service), f"{service} refuses its folder")
+    wait_until(lambda: all(refusal in deployment.log(each) for each in SAFEKEEPERS), "the older folders are refused")
     return False
