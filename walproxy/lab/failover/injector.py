@@ -39,7 +39,7 @@ _PRIMARY_FLAPS, _STANDBY_FLAPS = (0.92, 0.16), (0.52, 0.36)
 
 
 class _Flapping:
-    """Cuts hosts off from the safekeepers and heals that again, in turns, until `end`."""
+    """Cuts hosts off from the safekeepers and heals that again, alternately, until `end`."""
 
     def __init__(self, cut: Callable[[], None], heal: Callable[[], None], cut_s: float, open_s: float) -> None:
         self._ended = threading.Event()
