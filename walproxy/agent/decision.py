@@ -252,6 +252,10 @@ class Decider:
         """Take into account that the lead was given up."""
         self.resigned_at = now
 
+    def rejoined(self) -> None:
+        """Take into account that the data folder is that of a standby of the leader."""
+        self._server.is_stranded = False
+
     @property
     def has_resigned(self) -> bool:
         """Whether the other agents need not wait for the loss of this one."""

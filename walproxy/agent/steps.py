@@ -322,6 +322,7 @@ class Steps:
         self.activity.doing = f"rejoining {leader.name}"
         _log.info("%s as a standby", self.activity.doing)
         way = await asyncio.to_thread(self._rejoin_and_report, leader)
+        self.decider.rejoined()
         fields = {"leader": leader.name, "way": way.value}
         log_event(_log, "server-rejoined", fields, "rejoined %s (%s)", leader.name, way.value)
 

@@ -453,6 +453,8 @@ def test_a_standby_that_has_replayed_more_than_the_new_leader_has_rejoins() -> N
         assert isinstance(step, Stop) is is_stranded
         stopped = decider.decide(NOW, STOPPED_STANDBY, seen, commits=False)
         assert stopped == (Rejoin(leader) if is_stranded else StartStandby())
+        decider.rejoined()
+        assert decider.decide(NOW, STOPPED_STANDBY, seen, commits=False) == StartStandby()
 
 
 def test_resigned_leader_does_not_take_its_own_old_report_for_another_leader() -> None:
