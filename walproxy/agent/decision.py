@@ -528,6 +528,15 @@ class Decider:
         return Wait(look.problem or "PostgreSQL does not reply")
 
     def _refusing(self, now: float, look: ServerLook, view: ClusterView) -> Step:
+        """End the writes of a primary that its agent cannot reach, and stop one that was replaced.
+
+        Sessions whose commits wait for the quorum may fill an old primary while its agent is away. A server that was
+        promoted just now may still be on its old timeline by pg_control: no other one leads then.
+        """
+        leader = leader_of(view) if view.has_quorum else None
+        is_old = look.is_in_recovery is False and not _foreign(look, view)
+        if is_old and leader is not None and leader.name != self.own.name and leader.tli > look.tli:
+            return Stop(f"{leader.name} leads on timeline {leader.tli}, and this server refuses its agent")
         silent_s = self.exchanges.silent_s(now)
         if self._server.was_primary and not self.ended_writes and silent_s >= demote_after_s(self._dead_after_s(view)):
             return EndWrites(

@@ -512,6 +512,29 @@ def test_primary_that_hangs_without_a_leader_seen_is_killed_before_others_may_ac
     assert isinstance(decider.decide(NOW + 4.0, HANGING, silent, commits=False), Kill)
 
 
+def test_an_old_primary_that_refuses_its_agent_is_stopped() -> None:
+    refusing = ServerLook(
+        ServerState.REFUSES,
+        pid=1,
+        system_id=SYSTEM,
+        tli=1,
+        control=control("in production"),
+        problem="too many clients",
+    )
+    other = report("pg2", "primary", is_leader=True, tli=2)
+    replaced = view(other, floor=1, log_tli=2)
+    step = watching(Own("pg1")).decide(NOW, refusing, replaced, commits=False)
+    assert step == Stop("pg2 leads on timeline 2, and this server refuses its agent")
+    for left, seen in (
+        (replace(refusing, control=control("in archive recovery")), replaced),
+        (replace(refusing, system_id=SYSTEM + 1), replaced),
+        (replace(refusing, tli=2), replaced),
+        (refusing, replace(replaced, has_quorum=False)),
+        (refusing, view(report("pg1", "refuses", tli=2), report("pg2"), floor=1, log_tli=2)),
+    ):
+        assert not isinstance(watching(Own("pg1")).decide(NOW, left, seen, commits=False), Stop)
+
+
 def test_primary_that_refuses_connections_ends_its_writes_too() -> None:
     decider = watching(Own("pg1"))
     decider.decide(NOW, PRIMARY, view(), commits=True)
