@@ -21,6 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from psycopg.conninfo import make_conninfo
+
 from safekeeper.base.errors import ConfigurationError
 from walproxy.agent import agent_settings, processes
 from walproxy.agent.control_data import ControlData, parse_control_data
@@ -30,6 +32,7 @@ from walproxy.agent.rejoin_folder import RejoinFolder
 from walproxy.agent.server_look import ServerLook, ServerState
 from walproxy.failover.server import POSITION_COLUMNS, positions_of
 from walproxy.postgres.bounded_sql import BoundedConnection, bounded_connection, quoted
+from walproxy.postgres.conninfo import parse_conninfo
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind, ServerHangs, ServerProblem
 from walproxy.postgres.replay_state import PAUSED, REPLAY_COLUMNS, pause_problem, target_problem
 
@@ -38,6 +41,9 @@ StopMode = Literal["fast", "immediate"]
 _STOP_SIGNALS: dict[StopMode, signal.Signals] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 _STANDBY_SIGNAL, _RECOVERY_SIGNAL = "standby.signal", "recovery.signal"
 READ_ONLY = "default_transaction_read_only"
+# A machine that is gone sends no reset. Without these a walreceiver notices it after wal_receiver_timeout, 60 s, or,
+# while it connects, after 130 s: connect_timeout is not for the server's own connections, tcp_user_timeout is.
+STANDBY_TCP = {"keepalives_idle": "2", "keepalives_interval": "1", "keepalives_count": "3", "tcp_user_timeout": "5000"}
 _STOPPING = "stopping"  # in postmaster.pid
 _PROGRAM_TIMEOUT_S = 10.0
 _POLL_S = 0.05
@@ -356,9 +362,9 @@ class ManagedServer:
 
     @staticmethod
     def standby_settings(primary_conninfo: str, restore_command: str, primary_slot_name: str = "") -> dict[str, str]:
-        """Return the settings that `make_standby` writes."""
+        """Return the settings that `make_standby` writes. Raises ConfigurationError: see `parse_conninfo`."""
         return {
-            "primary_conninfo": primary_conninfo,
+            "primary_conninfo": _with_tcp_timeouts(primary_conninfo),
             "restore_command": restore_command,
             "primary_slot_name": primary_slot_name,
             "recovery_target_timeline": "latest",
@@ -463,3 +469,10 @@ class ManagedServer:
         except OSError as error:
             return f"({error})"
         return " / ".join(lines[-_LOG_LINES:])
+
+
+def _with_tcp_timeouts(primary_conninfo: str) -> str:
+    """Return a connection string with the timeouts of TCP that it does not set itself; "" if it is empty."""
+    given = parse_conninfo(primary_conninfo, "the standbys'")
+    added = {name: value for name, value in STANDBY_TCP.items() if name not in given}
+    return make_conninfo(primary_conninfo, **added) if primary_conninfo else ""
