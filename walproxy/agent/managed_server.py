@@ -29,6 +29,7 @@ from walproxy.agent.control_data import ControlData, parse_control_data
 from walproxy.agent.errors import RejoinFailed
 from walproxy.agent.owner_commands import Owner, essence, owner_of, run_as_owner
 from walproxy.agent.rejoin_folder import RejoinFolder
+from walproxy.agent.server_log import log_tail
 from walproxy.agent.server_look import ServerLook, ServerState
 from walproxy.failover.server import POSITION_COLUMNS, positions_of
 from walproxy.postgres.bounded_sql import BoundedConnection, bounded_connection, quoted
@@ -47,8 +48,6 @@ STANDBY_TCP = {"keepalives_idle": "2", "keepalives_interval": "1", "keepalives_c
 _STOPPING = "stopping"  # in postmaster.pid
 _PROGRAM_TIMEOUT_S = 10.0
 _POLL_S = 0.05
-_LOG_LINES = 3
-_LOG_BYTES = 4096
 
 _LOOK = f"""
 SELECT {POSITION_COLUMNS}, current_setting('data_directory'), current_setting('{READ_ONLY}'),
@@ -236,7 +235,7 @@ class ManagedServer:
         if answer.returncode != 0:
             raise ServerProblem(
                 f"PostgreSQL did not start ({self.data_directory}): {essence(answer.stdout)}; its log ends with: "
-                f"{self._log_tail()}"
+                f"{log_tail(self._log_path)}"
             )
 
     def stop(self, mode: StopMode = "fast", timeout_s: float = 60.0) -> None:
@@ -460,15 +459,6 @@ class ManagedServer:
                     f"{READ_ONLY} is still {found} in new sessions: another setting overrides the agent's"
                 )
             time.sleep(_POLL_S)
-
-    def _log_tail(self) -> str:
-        try:
-            with self._log_path.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES))
-                lines = file.read().decode(errors="replace").splitlines()
-        except OSError as error:
-            return f"({error})"
-        return " / ".join(lines[-_LOG_LINES:])
 
 
 def _with_tcp_timeouts(primary_conninfo: str) -> str:
