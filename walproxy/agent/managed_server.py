@@ -156,6 +156,13 @@ class ManagedServer:
         self._watched = pid, session
         return self._from_sql(pid, session, begun)
 
+    def has_ended(self) -> bool:
+        """Return whether the server does not run, as far as that can be known."""
+        try:
+            return processes.postmaster_of(self.data_directory) is None
+        except OSError:
+            return False
+
     def control_data(self) -> ControlData:
         """Return the content of pg_control.
 
