@@ -21,6 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from psycopg.conninfo import make_conninfo
+
 from safekeeper.base.errors import ConfigurationError
 from walproxy.agent import agent_settings, processes
 from walproxy.agent.control_data import ControlData, parse_control_data
@@ -28,9 +30,11 @@ from walproxy.agent.errors import RejoinFailed
 from walproxy.agent.owner_commands import Owner, essence, owner_of, run_as_owner
 from walproxy.agent.rejoin_folder import RejoinFolder
 from walproxy.agent.replayed_timeline import replayed_tli
+from walproxy.agent.server_log import log_tail
 from walproxy.agent.server_look import ServerLook, ServerState
 from walproxy.failover.server import POSITION_COLUMNS, positions_of
 from walproxy.postgres.bounded_sql import BoundedConnection, bounded_connection, quoted
+from walproxy.postgres.conninfo import parse_conninfo
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind, ServerHangs, ServerProblem
 from walproxy.postgres.replay_state import PAUSED, REPLAY_COLUMNS, pause_problem, target_problem
 
@@ -39,11 +43,12 @@ StopMode = Literal["fast", "immediate"]
 _STOP_SIGNALS: dict[StopMode, signal.Signals] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 _STANDBY_SIGNAL, _RECOVERY_SIGNAL = "standby.signal", "recovery.signal"
 READ_ONLY = "default_transaction_read_only"
+# A machine that is gone sends no reset. Without these a walreceiver notices it after wal_receiver_timeout, 60 s, or,
+# while it connects, after 130 s: connect_timeout is not for the server's own connections, tcp_user_timeout is.
+STANDBY_TCP = {"keepalives_idle": "2", "keepalives_interval": "1", "keepalives_count": "3", "tcp_user_timeout": "5000"}
 _STOPPING = "stopping"  # in postmaster.pid
 _PROGRAM_TIMEOUT_S = 10.0
 _POLL_S = 0.05
-_LOG_LINES = 3
-_LOG_BYTES = 4096
 
 _LOOK = f"""
 SELECT {POSITION_COLUMNS}, current_setting('data_directory'), current_setting('{READ_ONLY}'),
@@ -153,6 +158,13 @@ class ManagedServer:
         self._watched = pid, session
         return self._from_sql(pid, session, begun)
 
+    def has_ended(self) -> bool:
+        """Return whether the server does not run, as far as that can be known."""
+        try:
+            return processes.postmaster_of(self.data_directory) is None
+        except OSError:
+            return False
+
     def control_data(self) -> ControlData:
         """Return the content of pg_control.
 
@@ -232,7 +244,7 @@ class ManagedServer:
         if answer.returncode != 0:
             raise ServerProblem(
                 f"PostgreSQL did not start ({self.data_directory}): {essence(answer.stdout)}; its log ends with: "
-                f"{self._log_tail()}"
+                f"{log_tail(self._log_path)}"
             )
 
     def stop(self, mode: StopMode = "fast", timeout_s: float = 60.0) -> None:
@@ -358,9 +370,9 @@ class ManagedServer:
 
     @staticmethod
     def standby_settings(primary_conninfo: str, restore_command: str, primary_slot_name: str = "") -> dict[str, str]:
-        """Return the settings that `make_standby` writes."""
+        """Return the settings that `make_standby` writes. Raises ConfigurationError: see `parse_conninfo`."""
         return {
-            "primary_conninfo": primary_conninfo,
+            "primary_conninfo": _with_tcp_timeouts(primary_conninfo),
             "restore_command": restore_command,
             "primary_slot_name": primary_slot_name,
             "recovery_target_timeline": "latest",
@@ -460,11 +472,9 @@ class ManagedServer:
                 )
             time.sleep(_POLL_S)
 
-    def _log_tail(self) -> str:
-        try:
-            with self._log_path.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES))
-                lines = file.read().decode(errors="replace").splitlines()
-        except OSError as error:
-            return f"({error})"
-        return " / ".join(lines[-_LOG_LINES:])
+
+def _with_tcp_timeouts(primary_conninfo: str) -> str:
+    """Return a connection string with the timeouts of TCP that it does not set itself; "" if it is empty."""
+    given = parse_conninfo(primary_conninfo, "the standbys'")
+    added = {name: value for name, value in STANDBY_TCP.items() if name not in given}
+    return make_conninfo(primary_conninfo, **added) if primary_conninfo else ""

@@ -3,7 +3,8 @@
     1  look at both servers, and plan (rejoin_plan.py). Nothing is changed.
     2  before_overwrite: the caller keeps what it needs of the old primary; the WAL after the fork is copied aside.
     3  record the overwrite (rejoin_folder.py). From here on the data folder is not started.
-    4  pg_rewind; or a base backup into a new folder beside, which then replaces the data folder by renames.
+    4  pg_rewind, which leaves WAL after the fork: that is removed (foreign_wal.py); or a base backup into a new folder
+       beside, which then replaces the data folder by renames.
     5  the local configuration again, in place of the new primary's; standby.signal; the record is removed.
 
 Every step can be repeated. An attempt that ended at any point, even by SIGKILL or a power cut, is continued by the next
@@ -25,6 +26,7 @@ from safekeeper.base.timelines import parse_timeline_history, timeline_history_n
 from walproxy.agent import agent_settings, processes
 from walproxy.agent.control_data import ControlData
 from walproxy.agent.errors import RejoinFailed
+from walproxy.agent.foreign_wal import remove_foreign_wal
 from walproxy.agent.managed_server import ManagedServer
 from walproxy.agent.owner_commands import essence, run_as_owner
 from walproxy.agent.rejoin_folder import Overwrite, OverwriteStep, RejoinFolder
@@ -232,8 +234,15 @@ class RejoinRun:
         if begun.step is OverwriteStep.SWAP:
             self._swap()
         else:
+            self._remove_foreign_wal(begun)
             self._folder.restore_users_files(self._data_directory, self._server.owner())
         return changed
+
+    def _remove_foreign_wal(self, begun: Overwrite) -> None:
+        history = self._checked_source(begun).history
+        assert history is not None  # only a standby has none
+        segment_size = self._server.control_data().segment_size
+        remove_foreign_wal(self._data_directory / "pg_wal", history, segment_size)
 
     def _checked_source(self, begun: Overwrite) -> SourceFacts:
         facts = self._source.facts()

@@ -280,7 +280,8 @@ class Steps:
             [self.host],
             self.credentials,
             _FailoverDisplay(self.activity, kind),
-            attempt=AttemptOptions(guard, catch_up_timeout_s=_CATCH_UP_TIMEOUT_S),
+            # One that has ended can be started again once the attempt is over.
+            attempt=AttemptOptions(guard, catch_up_timeout_s=_CATCH_UP_TIMEOUT_S, has_ended=self.server.has_ended),
             may_be_read_only=True,
             seal_timeout_s=_SEAL_TIMEOUT_S,
         )

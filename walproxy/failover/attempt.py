@@ -85,11 +85,13 @@ class AttemptOptions:
         guard: raises what forbids the promotion. It is called twice, and keeps what has succeeded.
         catch_up_timeout_s: how long a standby may receive nothing of what it lacks; None for as long as it takes.
         promote_timeout_s: how long a standby may replay nothing while it is promoted.
+        has_ended: whether the only standby, which is on this machine, no longer runs; None where that is not known.
     """
 
     guard: Callable[[], Awaitable[None]] | None = None
     catch_up_timeout_s: float | None = None
     promote_timeout_s: float = 60.0
+    has_ended: Callable[[], bool] | None = None
 
 
 class PromotionAttempt:
@@ -296,7 +298,8 @@ class PromotionAttempt:
             if look.in_recovery is False:
                 return Promotion(look.tli, look.replayed_lsn)
             if look.in_recovery is None:
-                if now - replied_at > _LOST_AFTER_S:
+                has_ended = self._options.has_ended
+                if (has_ended is not None and has_ended()) or now - replied_at > _LOST_AFTER_S:
                     raise FailoverFailed(
                         f"{name} was lost while it was promoted ({look.problem}): see its log, a full disk ends it; "
                         "start it and repeat the command, or promote another standby with --to"

@@ -17,6 +17,7 @@ from tests.integration.agents.agent_fixtures import AgentsServer, agents_servers
 from tests.integration.conftest import EVERY, MOSTLY_NEWEST, NEWEST
 from tests.waiting import wait_for
 from walproxy.agent.errors import RejoinFailed
+from walproxy.agent.rejoin import RejoinRun
 from walproxy.agent.rejoin_folder import Overwrite, OverwriteStep, RejoinFolder
 from walproxy.agent.rejoin_plan import RejoinPlan, Way
 from walproxy.agent.server_look import ServerState
@@ -73,6 +74,25 @@ def verify_standby(standby: AgentsServer, primary: AgentsServer) -> None:
     assert not RejoinFolder(standby.data_directory).path.exists()
     beside = sorted(path.name for path in standby.data_directory.parent.iterdir())
     assert beside == ["data", "log"]
+
+
+@MOSTLY_NEWEST
+def test_rewound_server_does_not_replay_its_own_wal_beyond_the_fork(pair: Pair, folder: Path) -> None:
+    old, new = pair
+    diverge(old, new)
+    # The segment with the fork, which the new primary lacks while pg_rewind runs, as one that is a base backup does.
+    [(name,)] = new.execute("SELECT pg_walfile_name(pg_switch_wal() - 1)")
+    new.execute("INSERT INTO t VALUES (2)")
+    segment, aside = new.data_directory / "pg_wal" / name, folder / name
+
+    class Rejoin(RejoinRun):
+        def _rewind(self, begun: Overwrite) -> bool:
+            segment.rename(aside)
+            return super()._rewind(begun)
+
+    assert Rejoin(old.managed, new.conninfo, primary_conninfo=new.conninfo).run() is Way.REWIND
+    aside.rename(segment)
+    verify_standby(old, new)
 
 
 @EVERY

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from tests.integration.agents.agent_fixtures import AgentsServer, agents_servers
 from tests.integration.conftest import NEWEST
 from tests.waiting import wait_for
-from walproxy.agent.managed_server import ManagedServer
+from walproxy.agent.managed_server import STANDBY_TCP, ManagedServer
 from walproxy.agent.processes import processes_of
 from walproxy.agent.server_look import ServerState
 from walproxy.postgres.binaries import ServerBinaries
@@ -205,11 +206,12 @@ def test_standby_is_made_once_and_starts_only_as_one(new_server: NewServer, temp
     with pytest.raises(ServerProblem, match="runs as a primary"):
         primary.managed.make_standby("host=nowhere")
     standby = new_server("two").start_standby_of(primary)
-    source = f"{primary.conninfo} application_name='it''s two'"
+    source = f"{primary.conninfo} application_name='it\\'s two' keepalives_idle=9"
     assert standby.managed.make_standby(source, "false %f", primary_slot_name="two")
     assert not standby.managed.make_standby(source, "false %f", primary_slot_name="two")
     wait_for(lambda: standby.execute("SHOW primary_slot_name") == [("two",)], "the settings are reloaded")
-    assert standby.execute("SHOW primary_conninfo") == [(source,)]
+    [(written,)] = standby.execute("SHOW primary_conninfo")
+    assert conninfo_to_dict(written) == {**STANDBY_TCP, **conninfo_to_dict(source)}
     standby.execute("ALTER SYSTEM SET work_mem = '5MB'")
     assert standby.managed.make_standby(primary.conninfo)
     wait_for(lambda: standby.execute("SHOW primary_slot_name") == [("",)], "the settings are reloaded")

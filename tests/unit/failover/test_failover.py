@@ -42,14 +42,16 @@ class Stand:
         self.screen = Screen()
         self.run = self.another()
 
-    def another(self, guard: Callable[[], Awaitable[None]] | None = None) -> Failover:
+    def another(
+        self, guard: Callable[[], Awaitable[None]] | None = None, has_ended: Callable[[], bool] | None = None
+    ) -> Failover:
         return Failover(
             (),
             (),
             Credentials(),
             self.screen,
             resume_timeout_s=0.05,
-            attempt=AttemptOptions(guard, promote_timeout_s=0.05),
+            attempt=AttemptOptions(guard, promote_timeout_s=0.05, has_ended=has_ended),
             world=self.world,
         )
 
@@ -372,6 +374,17 @@ async def test_a_server_that_ends_while_it_is_promoted_is_one_line_and_another_o
     stand.world.change("pg3:5432", received_lsn=END_LSN)
     report = await stand.another().run()
     assert (report.primary, report.tli) == ("pg3:5432", 3)
+
+
+@on_the_loop
+async def test_a_server_that_is_known_to_have_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walproxy.failover.attempt, "_LOST_AFTER_S", 3600.0)
+    stand = Stand(OLD, standby("pg2"))
+    stand.world.promotes = lambda look: dead("pg2")
+    known = iter([False, False, True])
+    with pytest.raises(FailoverFailed, match="was lost while it was promoted"):
+        await stand.another(has_ended=lambda: next(known)).run()
+    assert not list(known), "it was waited for until then"
 
 
 @on_the_loop
