@@ -1,15 +1,18 @@
 """A standby that streams from the primary itself may replay WAL that no quorum has, and that no new primary has."""
 
+import time
 from collections.abc import Sequence
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tests.integration.agents.lost_leaders import NewAgents, wait_for_line
+from tests.integration.agents.lost_leaders import NewAgents, wait_for_line, wait_until
 from tests.integration.agents.probes import Probes
 from tests.integration.conftest import NEWEST
 from tests.waiting import wait_for
-from walproxy.lab.failover.host import Place
+from walproxy.agent.watches import LOOK_INTERVAL_S
+from walproxy.lab.failover.host import Host, Place
 from walproxy.lab.failover.manager import AgentManager, Surroundings
+from walproxy.postgres.bounded_sql import quoted
 
 pytestmark = NEWEST
 
@@ -48,3 +51,24 @@ def test_a_standby_that_is_ahead_of_the_fork_rejoins(new_agents: NewAgents) -> N
         cluster.wait_until_well(60.0)
         assert ahead.execute("SELECT * FROM only_here") == []
         probes.verify()
+
+
+def test_a_standby_that_has_followed_two_promotions_goes_on_without_its_walreceiver(new_agents: NewAgents) -> None:
+    """Its control file has the first timeline until its next restartpoint."""
+    cluster = new_agents()
+    first, second, follower = cluster.hosts.values()
+    for to in (second, first):
+        assert cluster.switch_over(to) == ""
+        assert cluster.wait_until_well(60.0).leader is to
+    [(upstream,)] = follower.execute("SHOW primary_conninfo")
+    _set_upstream(follower, "")
+    wait_for(lambda: not follower.execute("SELECT pid FROM pg_stat_wal_receiver"), "it receives nothing")
+    wait_until(time.monotonic() + 5 * LOOK_INTERVAL_S, "its agent has looked at it")
+    _set_upstream(follower, upstream)
+    cluster.wait_until_well(60.0)
+    assert "stopping PostgreSQL" not in follower.manager.log_path.read_text()
+
+
+def _set_upstream(host: Host, conninfo: str) -> None:
+    host.execute(f"ALTER SYSTEM SET primary_conninfo = {quoted(conninfo)}")
+    host.execute("SELECT pg_reload_conf()")
