@@ -277,15 +277,20 @@ class Deployment:
 
     def print_logs(self) -> None:
         """Prints what the containers have logged since `begin_test`: pytest shows it for a test that failed."""
-        for service, (container, _) in self._states().items():
-            done = subprocess.run(
-                ["docker", "logs", "--since", self._since, "--tail", "60", container],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=30,
-                check=False,
-            )
-            print(f"--- {service}\n{done.stdout.decode(errors='replace')}")
+        for service in self._states():
+            print(f"--- {service}\n{self.log(service)}")
+
+    def log(self, service: str) -> str:
+        """Returns the last lines that the container has logged since `begin_test`."""
+        container, _ = self._states()[service]
+        done = subprocess.run(
+            ["docker", "logs", "--since", self._since, "--tail", "60", container],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=30,
+            check=False,
+        )
+        return done.stdout.decode(errors="replace")
 
     def _states(self) -> dict[str, tuple[str, str]]:
         """By service its container and the engine's word for what that does, such as `running` or `paused`."""

@@ -159,16 +159,15 @@ def test_everything_is_restarted_in_turn_under_load_and_no_commit_is_lost(
     monkeypatch.setenv("PGPASSWORD", PASSWORD)
     with deployment.connect() as session:
         commit(session, bank.CREATE)
-    load = transfers(deployment)
-    load.start()
-    for service in (*SAFEKEEPERS, *PROXIES, "standby", "postgres"):
-        deployment.compose("restart", service)
+    with transfers(deployment) as load:
+        for service in (*SAFEKEEPERS, *PROXIES, "standby", "postgres"):
+            deployment.compose("restart", service)
+            deployment.wait_until_whole()
+            _wait_for_transfers(load.history, service)
+        deployment.kill("postgres")
+        deployment.start("postgres")
         deployment.wait_until_whole()
-        _wait_for_transfers(load.history, service)
-    deployment.kill("postgres")
-    deployment.start("postgres")
-    deployment.wait_until_whole()
-    assert load.stop(60) == 0
+        assert load.stop(60) == 0
     with deployment.connect() as session:
         assert_books_hold(session, load.history)
         assert len(load.history.acknowledged) > 100

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from safekeeper.consensus.control_state import FORMAT_VERSION
 from safekeeper.consensus.messages import PROTOCOL_VERSION
 from tests.e2e.commits import assert_books_hold, commit, transfers
 from tests.e2e.conftest import leave_out
@@ -64,10 +65,14 @@ def image_before(images: dict[str, str], tmp_path: Path, capsys: pytest.CaptureF
     docker("image", "rm", image)
 
 
-def version_in(image: str) -> int:
-    """The protocol version of an image's programs."""
-    program = "from safekeeper.consensus.messages import PROTOCOL_VERSION; print(PROTOCOL_VERSION)"
-    return int(docker("run", "--rm", image, "python3", "-c", program))
+def formats_in(image: str) -> tuple[int, int]:
+    """The protocol version of an image's programs, and the format version of their control file."""
+    program = (
+        "from safekeeper.consensus.messages import PROTOCOL_VERSION; "
+        "from safekeeper.consensus.control_state import FORMAT_VERSION; print(PROTOCOL_VERSION, FORMAT_VERSION)"
+    )
+    protocol, control = docker("run", "--rm", image, "python3", "-c", program).split()
+    return int(protocol), int(control)
 
 
 @pytest.mark.timeout(240)
@@ -80,41 +85,51 @@ def test_every_service_is_upgraded_in_turn_under_load_and_no_commit_is_lost(
         deployment.up("postgres")
         with deployment.connect() as session:
             commit(session, bank.CREATE)
-        load = transfers(deployment)
-        history = load.history
-        load.start()
-        wait_until(lambda: history.acknowledged, "the load commits")
-
-        deployment.images["WALPROXY_IMAGE"] = images["WALPROXY_IMAGE"]
-        upgrade = ("up", "--detach", "--no-build", "--no-deps")
-        leader = deployment.leader()
-        assert leader is not None
-        spare = next(proxy for proxy in PROXIES if proxy != leader)
-        if version_in(image_before) == PROTOCOL_VERSION:
-            for service in SAFEKEEPERS:
-                deployment.compose(*upgrade, service)
-                deployment.wait_until_whole()
-            # They also elect one.
-            deployment.compose("stop", leader)
-            wait_until(lambda: deployment.leader() == spare, "the spare of the version before leads")
-            deployment.compose("start", leader)
-            deployment.wait_until_whole()
-            for service in (leader, spare):
-                deployment.compose(*upgrade, service)
-                deployment.wait_until_whole()
-        else:  # Proxies and safekeepers of different versions refuse each other, so all at once.
-            deployment.compose("stop", *PROXIES)
-            deployment.compose(*upgrade, *SAFEKEEPERS, *PROXIES)
-            deployment.wait_until_whole()
-        count = len(history.acknowledged)
-        wait_until(lambda: len(history.acknowledged) > count, "transfers go on")
-        assert load.stop(60) == 0
+        with transfers(deployment) as load:
+            wait_until(lambda: load.history.acknowledged, "the load commits")
+            if not _upgrade(deployment, images["WALPROXY_IMAGE"], formats_in(image_before)):
+                return
+            count = len(load.history.acknowledged)
+            wait_until(lambda: len(load.history.acknowledged) > count, "transfers go on")
+            assert load.stop(60) == 0
 
         new = docker("image", "inspect", "--format", "{{.Id}}", images["WALPROXY_IMAGE"])
         for service in (*SAFEKEEPERS, *PROXIES):
             assert docker("inspect", "--format", "{{.Image}}", deployment.container(service)) == new, service
         with deployment.connect() as session:
-            assert_books_hold(session, history)
+            assert_books_hold(session, load.history)
     finally:
         deployment.print_logs()
         deployment.down()
+
+
+def _upgrade(deployment: Deployment, image: str, formats_before: tuple[int, int]) -> bool:
+    """Upgrade to an image; return whether the services read the folders of the version before."""
+    deployment.images["WALPROXY_IMAGE"] = image
+    upgrade = ("up", "--detach", "--no-build", "--no-deps")
+    leader = deployment.leader()
+    assert leader is not None
+    spare = next(proxy for proxy in PROXIES if proxy != leader)
+    protocol, control = formats_before
+    if protocol == PROTOCOL_VERSION and control == FORMAT_VERSION:
+        for service in SAFEKEEPERS:
+            deployment.compose(*upgrade, service)
+            deployment.wait_until_whole()
+        # They also elect one.
+        deployment.compose("stop", leader)
+        wait_until(lambda: deployment.leader() == spare, "the spare of the version before leads")
+        deployment.compose("start", leader)
+        deployment.wait_until_whole()
+        for service in (leader, spare):
+            deployment.compose(*upgrade, service)
+            deployment.wait_until_whole()
+        return True
+    # Proxies and safekeepers of different protocol versions refuse each other, so all at once.
+    deployment.compose("stop", *PROXIES)
+    deployment.compose(*upgrade, *SAFEKEEPERS, *PROXIES)
+    if control == FORMAT_VERSION:
+        deployment.wait_until_whole()
+        return True
+    refusal = f"has format version {control}, this release reads version {FORMAT_VERSION}: use the release that wrote"
+    wait_until(lambda: all(refusal in deployment.log(each) for each in SAFEKEEPERS), "the older folders are refused")
+    return False

@@ -156,7 +156,7 @@ class Agent:
             if isinstance(step, Wait):
                 self._activity.wait_for(step.reason)
                 self._activity.doing = ""
-                if now >= self._decider.retry_at:
+                if now >= self._decider.retry.at:
                     self._activity.problem = ""  # For as long as the others are first; then it is a candidate again.
                 serves = watch.look.state in (ServerState.PRIMARY, ServerState.STANDBY)
                 if serves and not self._steps.is_configured and not self.cluster.view.settings.is_paused:
@@ -193,14 +193,14 @@ class Agent:
             await self._proxy.stop(1.0)
 
     def _note_resumption(self, now: float) -> None:
-        """Record a change of the primary once commits go on."""
+        """Record a change of the primary once commits go on: when the server accepts writes, as its clients see it."""
         work, view = self.work, self.cluster.view
         if work.state is not WorkState.RESUMING:
             return
         if view.is_sealed_off(work.promotion.tli):
             work.end()  # By another failover: the others must not wait for this one.
             return
-        if not self.watch.commits:
+        if not self.watch.commits or self._decider.ended_writes:
             return
         work.resumed()
         order, promotion = work.order, work.promotion

@@ -18,17 +18,25 @@ after `TURN_S` more, and so on, because an agent may report and not be able to a
 """
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 
 from safekeeper.base.lsn import Lsn, format_lsn
+from walproxy.agent.memory import (
+    FRESH_S,
+    RETRY_S_MIN,
+    UNSTEADY_TIMES,
+    UNSTEADY_WITHIN_S,
+    Exchanges,
+    Recent,
+    Retry,
+    SealedAttempts,
+    ServerMemory,
+)
 from walproxy.agent.report import AgentReport, Order
 from walproxy.agent.server_look import ServerLook, ServerState
 from walproxy.agent.state import ClusterView
 from walproxy.failover.candidates import LAG_BYTES_MAX
 
-# A report that is older is that of an agent that is away.
-FRESH_S = 2.0
 # How long a primary that runs when its agent starts may accept writes until a leader is known to have been heard.
 FIRST_VIEW_S = 1.0
 # A primary that hangs for less may only be slow.
@@ -40,18 +48,12 @@ TURN_S = 3.0
 # one checks its seal after the guards; but two machines would run the command at the same time, and the first would
 # be given up. Not one long limit for all: a promoted server whose proxy does not lead is waited for as long.
 BUSY_S = 30.0
-# How long an agent whose attempt has failed leaves the next one to others: twice as long each time up to a limit, which
-# is how long commits wait at most once its cause has gone. After one that has taken its seal back all agents wait
-# so long for the old primary, which needs a proxy, and an election.
-RETRY_S_MIN, RETRY_S_MAX = 3.0, 6.0
 # How long no agent leads, and no attempt is known to have sealed, before a primary that only the floor keeps out lets
 # itself in again (13.10).
 READMIT_AFTER_S = 3.0
 # For how long, at least, a quorum of the safekeepers has replied before the loss of a leader counts: if they were away,
 # its heartbeats reach them within this time.
 HEARTBEAT_ARRIVES_S = 1.0
-# A primary that was started, or a leader that was lost, so often within the time gives the lead up to a standby.
-UNSTEADY_TIMES, UNSTEADY_WITHIN_S = 3, 60.0
 # How long a leader that has resigned waits for another one before it goes on itself.
 RESIGNATION_S = 20.0
 # As long as a proposer counts as live (protocol, step 2): an order to fail over needs no longer silence.
@@ -207,68 +209,53 @@ class Decider:
     Attributes:
         ended_writes: this agent has made the server read-only.
         resigned_at: when it gave up the lead; None if it has not, or if that is over.
-        retry_at: before then it does not try to fail over, to start or to rejoin again.
         orders_done: ids of the orders that it has executed or refused.
-        leader_seen_at: when a quorum of safekeepers last received a message of a leader; None if that is unknown.
+        exchanges: what they have shown.
+        retry: when it tries again to fail over, to start or to rejoin.
     """
 
     own: Own
     ended_writes: bool = False
     resigned_at: float | None = None
-    retry_at: float = 0.0
     orders_done: set[str] = field(default_factory=set)
-    leader_seen_at: float | None = None
-    _quorum_seen_at: float | None = None
-    _quorum_since: float = 0.0
-    _hangs_since: float | None = None
-    _advanced_at: float = -math.inf
-    _failures: int = 0
-    _failed_at: float = -math.inf
+    exchanges: Exchanges = field(default_factory=Exchanges)
+    retry: Retry = field(default_factory=Retry)
+    _server: ServerMemory = field(default_factory=ServerMemory)
+    _sealed: SealedAttempts = field(default_factory=SealedAttempts)
+    _losses: Recent = field(default_factory=Recent)
+    _starts: Recent = field(default_factory=Recent)
     _unled_since: float | None = None
-    _sealing: set[str] = field(default_factory=set)  # the other agents whose attempts had sealed
-    _log_tli: int = 0
-    _losses: list[float] = field(default_factory=list)
-    _starts: list[float] = field(default_factory=list)
     _lost_since: float | None = None
     _before: frozenset[str] = frozenset()  # the candidates that were before this one when the loss was seen
-    _was_primary: bool = False
-    _is_stranded: bool = False  # The own standby has replayed WAL that the leader's timeline does not have.
     _ahead_since: float | None = None
 
     def saw(self, view: ClusterView) -> None:
-        """Take an exchange into account: it bounds from below when the safekeepers last heard a leader."""
-        if view.leader_silent_s is not None:
-            received_at = view.sent_at - view.leader_silent_s
-            if self.leader_seen_at is None or received_at > self.leader_seen_at:
-                self.leader_seen_at = received_at
-        if view.has_quorum:
-            if self._quorum_seen_at is None or view.sent_at - self._quorum_seen_at > FRESH_S:
-                self._quorum_since = view.sent_at
-            self._quorum_seen_at = view.sent_at
+        """Take an exchange into account."""
+        self.exchanges.saw(view)
         leader = leader_of(view)
-        sealing = {report.name for report in fresh_reports(view) if report.has_sealed and report.name != self.own.name}
-        if self._sealing - sealing and leader is None and view.has_quorum and view.log.tli == self._log_tli:
-            self.retry_at = max(self.retry_at, view.sent_at + RETRY_S_MIN)
-        self._sealing, self._log_tli = sealing, view.log.tli
+        sealed = {report.name for report in fresh_reports(view) if report.has_sealed} - {self.own.name}
+        if self._sealed.have_failed(frozenset(sealed), view) and leader is None:
+            self.retry.at = max(self.retry.at, view.sent_at + RETRY_S_MIN)
         # The own report in it may be of the time before the resignation.
         if self.resigned_at is not None and leader is not None and leader.name != self.own.name:
             self.resigned_at = None
 
     def commits_advanced(self, now: float) -> None:
         """Take into account that the quorum has received more WAL from the own server: it did not hang."""
-        self._advanced_at = now
+        self._server.advanced_at = now
 
     def failed(self, now: float) -> None:
         """Take into account that a step has failed: others are first for a while."""
-        if now - self._failed_at > 2 * UNSTEADY_WITHIN_S:
-            self._failures = 0
-        self.retry_at = now + min(RETRY_S_MIN * 2**self._failures, RETRY_S_MAX)
-        self._failures, self._failed_at = min(self._failures + 1, 10), now
+        self.retry.failed(now)
         self._lost_since = None
 
     def resigned(self, now: float) -> None:
         """Take into account that the lead was given up."""
         self.resigned_at = now
+
+    def rejoined(self) -> None:
+        """Take into account that the data folder is that of a standby of the leader."""
+        self._server.is_stranded = False
 
     @property
     def has_resigned(self) -> bool:
@@ -277,7 +264,7 @@ class Decider:
 
     def is_in_control(self, now: float, view: ClusterView) -> bool:
         """Return whether the server may be a primary that accepts writes, or accepts none: else the watchdog acts."""
-        return self.ended_writes or self._silent_s(now) < self._dead_after_s(view)
+        return self.ended_writes or self.exchanges.silent_s(now) < self._dead_after_s(view)
 
     def decide(self, now: float, look: ServerLook, view: ClusterView, *, commits: bool) -> Step:
         """Return the next step.
@@ -322,26 +309,12 @@ class Decider:
         return Wait("paused")
 
     def _remember(self, now: float, look: ServerLook) -> None:
-        if self.leader_seen_at is None:
+        if self.exchanges.leader_seen_at is None:
             # Found running by an agent that has just started: it has a second to hear from the safekeepers.
-            self.leader_seen_at = now - demote_after_s(self.own.dead_after_s) + FIRST_VIEW_S
-        if look.state is ServerState.PRIMARY:
-            self._was_primary = True
-        elif look.state in (ServerState.STANDBY, ServerState.STOPPED, ServerState.MISSING):
-            self._was_primary = False
-        if look.state is not ServerState.HANGS:
-            self._hangs_since = None
-        elif self._hangs_since is None:
-            self._hangs_since = now - look.hangs_s
-            self._was_primary = self._was_primary or look.is_in_recovery is False
+            self.exchanges.leader_seen_at = now - demote_after_s(self.own.dead_after_s) + FIRST_VIEW_S
+        self._server.saw(now, look)
         if look.state is not ServerState.STANDBY:
             self._lost_since = None
-        if look.state is ServerState.STANDBY:
-            self._is_stranded = False
-
-    def _silent_s(self, now: float) -> float:
-        """Return for how long, at most, the safekeepers have heard no leader."""
-        return now - self.leader_seen_at if self.leader_seen_at is not None else 0.0
 
     def _dead_after_s(self, view: ClusterView) -> float:
         """Return how long the most impatient agent waits."""
@@ -356,10 +329,10 @@ class Decider:
         if not commits and view.has_quorum and leader is not None and leader.name != self.own.name:
             # Of two promoted servers the log has gone on to the other one, whose number is the lower one.
             return Stop(f"{leader.name} leads on timeline {leader.tli}, and the log does not go on to {look.tli}")
-        silent_s = self._silent_s(now)
+        silent_s = self.exchanges.silent_s(now)
         if silent_s >= demote_after_s(self._dead_after_s(view)):
             if not self.ended_writes:
-                self._losses = _recent(self._losses, now)
+                self._losses.add(now)
                 why = view.problem if not view.has_quorum else "the safekeepers have received nothing from its proxy"
                 return EndWrites(
                     f"{why or 'no quorum of the safekeepers'} for {silent_s:.1f} s", self.own.stops_without_quorum
@@ -367,7 +340,7 @@ class Decider:
             return Wait("its writes are ended until a quorum of the safekeepers receives from its proxy")
         if self.ended_writes and commits:
             able = self._ranked(view)
-            if len(_within(self._losses, now)) >= UNSTEADY_TIMES and able:
+            if self._losses.is_often(now) and able:
                 self._losses.clear()
                 times = f"{UNSTEADY_TIMES} times within {UNSTEADY_WITHIN_S:g} s"
                 return StepDown(None, able[0].name, f"the safekeepers have received nothing from its proxy {times}")
@@ -430,7 +403,7 @@ class Decider:
         if not view.log.tli:
             return Wait("the safekeepers have no WAL")
         if stranded := _stranded(look, view) or self._gone_ahead(now, look, view):
-            self._is_stranded = True
+            self._server.is_stranded = True
             return Stop(stranded)
         age_s = view.leader_silent_s or 0.0
         resigned = any(report.has_resigned for report in fresh_reports(view)) and leader_of(view) is None
@@ -438,7 +411,7 @@ class Decider:
             if age_s < self.own.dead_after_s:
                 self._lost_since = None
                 return Wait()
-            if now - self._quorum_since < min(HEARTBEAT_ARRIVES_S, self.own.dead_after_s):
+            if now - self.exchanges.quorum_since < min(HEARTBEAT_ARRIVES_S, self.own.dead_after_s):
                 # The safekeepers were away, not the leader: its heartbeats reach them soon.
                 return Wait("a quorum of the safekeepers is back: waiting for the leader's heartbeats")
         if not self.own.may_lead:
@@ -469,7 +442,7 @@ class Decider:
         before = self._before | {wanted} if wanted != self.own.name else frozenset()
         turn = len((before - {self.own.name}).intersection(ranked))
         patience_s = BUSY_S + self.own.guards_s if busy else TURN_S * turn
-        if now < self.retry_at or now - self._lost_since < patience_s:
+        if now < self.retry.at or now - self._lost_since < patience_s:
             return Wait(f"the leader is lost: {(busy or ranked)[0]} is first")
         return FailOver()
 
@@ -508,21 +481,19 @@ class Decider:
         if order.kind == "switchover":
             # The leader stops its server first; if there is none, the order is one to fail over.
             is_free = leader is None and any(report.has_resigned for report in fresh_reports(view))
-            return FailOver(order) if is_free and now >= self.retry_at else None
+            return FailOver(order) if is_free and now >= self.retry.at else None
         if leader is not None:
             return Refuse(order, f"{leader.name} leads: use switchover")
-        is_due = (view.leader_silent_s or 0.0) >= SILENCE_S and now >= self.retry_at
+        is_due = (view.leader_silent_s or 0.0) >= SILENCE_S and now >= self.retry.at
         return FailOver(order) if is_due else None
 
     def _stopped(self, now: float, look: ServerLook, view: ClusterView) -> Step:
-        if self._is_stranded and view.has_quorum:
-            step = self._rejoin(now, look, view)
-            self._is_stranded = not isinstance(step, Rejoin)  # Then it is a standby that can be started.
-            return step
+        if self._server.is_stranded and view.has_quorum:
+            return self._rejoin(now, look, view)
         if look.is_in_recovery:
-            return StartStandby() if now >= self.retry_at else Wait(look.problem or "waiting to start again")
+            return StartStandby() if now >= self.retry.at else Wait(look.problem or "waiting to start again")
         if view.is_new:
-            return StartPrimary() if now >= self.retry_at else Wait("waiting to start again")
+            return StartPrimary() if now >= self.retry.at else Wait("waiting to start again")
         if not view.has_quorum:
             return Wait(view.problem or "no quorum of the safekeepers")
         if foreign := _foreign(look, view):
@@ -532,13 +503,13 @@ class Decider:
             return self._let_in(now, look, view) or self._rejoin(now, look, view)
         if self.resigned_at is not None:
             return Wait("has resigned: waiting for another leader")
-        if now < self.retry_at:
+        if now < self.retry.at:
             return Wait("waiting to start again")
-        if len(_within(self._starts, now)) >= UNSTEADY_TIMES and self._ranked(view):
+        if self._starts.is_often(now) and self._ranked(view):
             self._starts.clear()
             self.resigned_at = now
             return Wait(f"has resigned: PostgreSQL has ended {UNSTEADY_TIMES} times within {UNSTEADY_WITHIN_S:g} s")
-        self._starts = _recent(self._starts, now)
+        self._starts.add(now)
         return StartPrimary()
 
     def _let_in(self, now: float, look: ServerLook, view: ClusterView) -> Step | None:
@@ -548,7 +519,7 @@ class Decider:
             return None
         if self._unled_since is None:
             self._unled_since = now
-        return LetIn(look.tli) if now - self._unled_since >= READMIT_AFTER_S and now >= self.retry_at else None
+        return LetIn(look.tli) if now - self._unled_since >= READMIT_AFTER_S and now >= self.retry.at else None
 
     def _rejoin(self, now: float, look: ServerLook, view: ClusterView) -> Step:
         leader = leader_of(view)
@@ -556,23 +527,23 @@ class Decider:
             return Wait("an old primary: waiting for a leader to rejoin")
         if look.is_running:
             return Stop("an overwrite of its data folder has begun")
-        return Rejoin(leader) if now >= self.retry_at else Wait("waiting to rejoin again")
+        return Rejoin(leader) if now >= self.retry.at else Wait("waiting to rejoin again")
 
     def _hanging(self, now: float, look: ServerLook, view: ClusterView) -> Step:
         """Kill a primary that hangs: later if its proxy is heard, since a server may only be slow.
 
         One of which only the looks do not succeed, because logins block, commits all the while: it does not hang.
         """
-        assert self._hangs_since is not None
-        hangs_s, dead_after_s = now - max(self._hangs_since, self._advanced_at), self._dead_after_s(view)
-        is_silent = self._silent_s(now) >= demote_after_s(dead_after_s)
-        if self._was_primary and (is_silent or hangs_s >= max(HANGS_S_MIN, dead_after_s)):
+        assert self._server.hangs_since is not None
+        hangs_s, dead_after_s = now - max(self._server.hangs_since, self._server.advanced_at), self._dead_after_s(view)
+        is_silent = self.exchanges.silent_s(now) >= demote_after_s(dead_after_s)
+        if self._server.was_primary and (is_silent or hangs_s >= max(HANGS_S_MIN, dead_after_s)):
             return Kill(f"PostgreSQL has not replied for {hangs_s:.1f} s: {look.problem}")
         return Wait(look.problem or "PostgreSQL does not reply")
 
     def _refusing(self, now: float, look: ServerLook, view: ClusterView) -> Step:
-        silent_s = self._silent_s(now)
-        if self._was_primary and not self.ended_writes and silent_s >= demote_after_s(self._dead_after_s(view)):
+        silent_s = self.exchanges.silent_s(now)
+        if self._server.was_primary and not self.ended_writes and silent_s >= demote_after_s(self._dead_after_s(view)):
             return EndWrites(
                 f"{look.problem}; no heartbeat of a leader for {silent_s:.1f} s", self.own.stops_without_quorum
             )
@@ -618,16 +589,6 @@ class Decider:
         if name not in reports:
             return f"no agent {name} reports"
         return f"{name} cannot be promoted: {self._obstacle(reports[name], view) or 'it is not a candidate'}"
-
-
-def _within(times: list[float], now: float) -> list[float]:
-    """Return those of the last minute."""
-    return [at for at in times if now - at < UNSTEADY_WITHIN_S]
-
-
-def _recent(times: list[float], now: float) -> list[float]:
-    """Return those of the last minute, and now."""
-    return [*_within(times, now), now]
 
 
 def _foreign(look: ServerLook, view: ClusterView) -> str:

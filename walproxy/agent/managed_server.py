@@ -27,6 +27,7 @@ from walproxy.agent.control_data import ControlData, parse_control_data
 from walproxy.agent.errors import RejoinFailed
 from walproxy.agent.owner_commands import Owner, essence, owner_of, run_as_owner
 from walproxy.agent.rejoin_folder import RejoinFolder
+from walproxy.agent.replayed_timeline import replayed_tli
 from walproxy.agent.server_look import ServerLook, ServerState
 from walproxy.failover.server import POSITION_COLUMNS, positions_of
 from walproxy.postgres.bounded_sql import BoundedConnection, bounded_connection, quoted
@@ -46,7 +47,8 @@ _LOG_BYTES = 4096
 
 _LOOK = f"""
 SELECT {POSITION_COLUMNS}, current_setting('data_directory'), current_setting('{READ_ONLY}'),
-  (SELECT status FROM pg_stat_get_wal_receiver()), {REPLAY_COLUMNS}, current_setting('server_version_num')
+  (SELECT status FROM pg_stat_get_wal_receiver()), {REPLAY_COLUMNS}, current_setting('server_version_num'),
+  pg_size_bytes(current_setting('wal_segment_size'))
 """
 
 
@@ -386,10 +388,13 @@ class ManagedServer:
 
     def _from_sql(self, pid: int, connection: BoundedConnection, begun: bool) -> ServerLook:
         row = connection.rows(_LOOK, "read the server's state")[0]
-        at, (folder, read_only, receiver, paused, targets, version) = positions_of(row)
+        at, (folder, read_only, receiver, paused, targets, version, segment_size) = positions_of(row)
         if not Path(folder or "").exists() or not Path(folder or "").samefile(self.data_directory):
             problem = f"the connection string reaches the server of {folder}, not of {self.data_directory}"
             return self._without_sql(ServerState.REFUSES, pid, begun, problem)
+        tli = at.tli
+        if at.in_recovery and receiver is None:
+            tli = max(tli, replayed_tli(self.data_directory / "pg_wal", at.replayed_lsn, int(segment_size or 0)))
         problem = target_problem(targets)
         if paused == "t" and not problem:
             problem = pause_problem(connection.rows(PAUSED, "read pg_control")[0])
@@ -398,7 +403,7 @@ class ManagedServer:
             pid=pid,
             system_id=at.system_id,
             server_version=int(version or 0),
-            tli=at.tli,
+            tli=tli,
             is_read_only=read_only == "on",
             written_lsn=at.written_lsn,
             received_lsn=at.received_lsn,

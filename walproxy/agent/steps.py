@@ -261,7 +261,7 @@ class Steps:
     async def _fail_over(self, order: Order | None) -> None:
         kind = order.kind if order is not None else "failover"
         began_at = time.monotonic()
-        lost_at = self.decider.leader_seen_at or began_at
+        lost_at = self.decider.exchanges.leader_seen_at or began_at
         self.activity.doing = f"{kind}: sealing timeline {self.cluster.view.log.tli}"
         why = "ordered" if order is not None else "the leader is lost"
         log_event(_log, "failover-begun", {"kind": kind}, "%s begins: %s", kind, why)
@@ -320,6 +320,7 @@ class Steps:
         self.activity.doing = f"rejoining {leader.name}"
         _log.info("%s as a standby", self.activity.doing)
         way = await asyncio.to_thread(self._rejoin_and_report, leader)
+        self.decider.rejoined()
         fields = {"leader": leader.name, "way": way.value}
         log_event(_log, "server-rejoined", fields, "rejoined %s (%s)", leader.name, way.value)
 

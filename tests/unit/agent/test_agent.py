@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from walproxy.agent.activity import Activity
 from walproxy.agent.agent import Agent
 from walproxy.agent.config import AgentConfig, endpoints
 from walproxy.agent.decision import FailOver
-from walproxy.agent.report import AgentReport
+from walproxy.agent.report import AgentReport, AgentSettings
 from walproxy.agent.server_look import ServerLook, ServerState
 from walproxy.agent.sight import SeenReport
 from walproxy.agent.state import ClusterView, LogPositions
@@ -56,6 +57,31 @@ def test_a_promotion_that_another_failover_has_sealed_off_is_over(tmp_path: Path
     ours.watch.commits = True
     ours._note_resumption(3.0)
     assert ours._recording is None
+
+
+@on_the_loop
+async def test_a_change_is_recorded_when_the_promoted_server_accepts_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = agent(tmp_path)
+    shared = AgentSettings()
+
+    async def change_settings(change: Callable[[AgentSettings], AgentSettings]) -> None:
+        nonlocal shared
+        shared = change(shared)
+
+    monkeypatch.setattr(ours.cluster, "change_settings", change_settings)
+    ours.work.fail_over(None, None, 1.0)
+    ours.work.promoted(15, Promotion(16, 0x1000))
+    ours.cluster.view = ClusterView(sent_at=0.0, has_quorum=True, log=LogPositions(tli=15, floor=15))
+    ours.watch.commits = ours._decider.ended_writes = True
+    ours._note_resumption(3.0)
+    assert ours._recording is None
+    ours._decider.ended_writes = False
+    ours._note_resumption(3.5)
+    assert ours._recording is not None
+    await ours._recording
+    assert [(change.tli, change.seconds) for change in shared.changes] == [(16, 2.5)]
 
 
 def test_the_others_wait_until_the_safekeepers_have_received_a_heartbeat_of_the_new_primary(tmp_path: Path) -> None:

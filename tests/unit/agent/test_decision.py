@@ -9,14 +9,10 @@ from walproxy.agent.decision import (
     BUSY_S,
     EQUAL_BYTES,
     FIRST_VIEW_S,
-    FRESH_S,
     HEARTBEAT_ARRIVES_S,
     READMIT_AFTER_S,
     RESIGNATION_S,
-    RETRY_S_MAX,
-    RETRY_S_MIN,
     TURN_S,
-    UNSTEADY_TIMES,
     AllowWrites,
     Decider,
     EndWrites,
@@ -35,6 +31,7 @@ from walproxy.agent.decision import (
     Wait,
     demote_after_s,
 )
+from walproxy.agent.memory import FRESH_S, RETRY_S_MAX, RETRY_S_MIN, UNSTEADY_TIMES
 from walproxy.agent.report import AgentReport, AgentSettings, Order, PrimaryChange
 from walproxy.agent.server_look import ServerLook, ServerState
 from walproxy.agent.sight import SeenReport
@@ -328,10 +325,10 @@ def test_attempts_that_fail_are_repeated_with_pauses_that_double_up_to_a_limit()
     pauses = []
     for _ in range(5):
         decider.failed(NOW)
-        pauses.append(decider.retry_at - NOW)
+        pauses.append(decider.retry.at - NOW)
     assert pauses == [RETRY_S_MIN, *[RETRY_S_MAX] * 4] and RETRY_S_MAX == 2 * RETRY_S_MIN
     decider.failed(NOW + 1000)
-    assert decider.retry_at == NOW + 1000 + RETRY_S_MIN
+    assert decider.retry.at == NOW + 1000 + RETRY_S_MIN
 
 
 def test_a_quorum_that_is_back_counts_as_soon_as_a_heartbeat_would_have_reached_it() -> None:
@@ -456,7 +453,8 @@ def test_a_standby_that_has_replayed_more_than_the_new_leader_has_rejoins() -> N
         assert isinstance(step, Stop) is is_stranded
         stopped = decider.decide(NOW, STOPPED_STANDBY, seen, commits=False)
         assert stopped == (Rejoin(leader) if is_stranded else StartStandby())
-        assert decider.decide(NOW, STOPPED_STANDBY, seen, commits=False) == StartStandby(), "it was rejoined"
+        decider.rejoined()
+        assert decider.decide(NOW, STOPPED_STANDBY, seen, commits=False) == StartStandby()
 
 
 def test_standby_whose_promotion_crashed_is_rejoined_once_commits_go_on_without_it() -> None:

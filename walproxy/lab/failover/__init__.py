@@ -12,6 +12,7 @@ rows            the rows that are written, and what became of each
 clients         the load: clients with a list of all hosts, which write rows, or append to lists and read them; a probe
                 of each server, and a writer that commits with synchronous_commit = local
 plan            the rounds, by a seed
+triggers        files that let the fence, or a promotion, fail
 injector        carries out and ends the fault of a round
 wal_keeper      copies the WAL of a primary that has ended, before its rejoin overwrites it
 wal_truth       the transactions of that WAL that the new primary lacks, by pg_waldump

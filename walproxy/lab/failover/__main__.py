@@ -21,7 +21,7 @@ from walproxy.lab.failover import isolation
 from walproxy.lab.failover.manager import AGENT, AgentManager, Manager
 from walproxy.lab.failover.network import LoopbackNetwork, NamespaceNetwork, Network
 from walproxy.lab.failover.patroni import TTL_S, PatroniManager
-from walproxy.lab.failover.plan import FAULTS, NETWORK, PlannedRound, plan_rounds
+from walproxy.lab.failover.plan import AGENTS_ONLY, FAULTS, NETWORK, PlannedRound, plan_rounds
 from walproxy.lab.failover.results import RunResult, gap_table
 from walproxy.lab.failover.rounds import Rounds
 from walproxy.lab.failover.site import Site, remove
@@ -29,7 +29,7 @@ from walproxy.lab.load.clients import CONNECTION_ERRORS
 from walproxy.postgres.binaries import choose_server
 
 _AGENT, _PATRONI, _PATRONI_ALONE = "agent", "patroni", "patroni-alone"
-_PLAIN_WIDTH = 160
+_PLAIN_WIDTH = 180
 
 
 @click.command()
@@ -98,6 +98,7 @@ def main(
         manager = AgentManager(dead_after_s, shlex.split(agent_program) or AGENT)
     else:
         manager, dead_after_s = PatroniManager(with_walproxy=manager_name == _PATRONI), TTL_S
+        wanted = tuple(kind for kind in wanted if kind not in AGENTS_ONLY)
     planned = plan_rounds(seed, count, dead_after_s, kinds=wanted, switchover_every=switchover_every)
     folder = Path(tempfile.mkdtemp(prefix="walproxy-failover-", dir=parent))
     folder.chmod(0o755)

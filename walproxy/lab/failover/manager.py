@@ -26,6 +26,7 @@ class Surroundings:
         allowed: the network of all members.
         safekeeper_addresses: the IP addresses of the safekeepers' places in the network, by name.
         places: of all hosts, by name.
+        fence_command: succeeds, unless it is to fail.
     """
 
     bin_directory: Path
@@ -34,6 +35,7 @@ class Surroundings:
     allowed: str = ""
     safekeeper_addresses: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
+    fence_command: str = "true"
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,14 @@ class Manager(Protocol):
     Attributes:
         name: for the table.
         has_discarded_reports: it writes discarded reports as the agent does, and rejoins as the agent does.
+        history: the words of the command that lists its changes of the primary as JSON; none without such a command.
         makes_servers: it makes the data folders; otherwise they are made for it.
     """
 
     name: str
     has_discarded_reports: bool
     makes_servers: bool
+    history: tuple[str, ...]
 
     def supporters(self, around: Surroundings, folder: Path, port: Callable[[int], int]) -> Sequence[Supporter]:
         """Return what runs beside the hosts. Called once, before `command`.
@@ -91,6 +95,7 @@ class AgentManager:
     name = "walproxy agent"
     has_discarded_reports = True
     makes_servers = False
+    history: tuple[str, ...] = (sys.executable, "-m", "walproxy", "cluster", "history", "--json")
 
     def __init__(self, dead_after_s: float = 5.0, program: Sequence[str] = AGENT, options: Sequence[str] = ()) -> None:
         self.dead_after_s = dead_after_s
@@ -115,6 +120,7 @@ class AgentManager:
             *("-c", f"proxy_http={place.address}:{place.proxy_http_port}"),
             *("-c", f"discarded_dir={place.discarded_directory}"),
             *("-c", f"dead_after={self.dead_after_s:g}"),
+            *("-c", f"fence_command={around.fence_command}"),
             *self._options,
         )
 

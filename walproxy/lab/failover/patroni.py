@@ -50,6 +50,7 @@ class PatroniManager:
 
     has_discarded_reports = False
     makes_servers = True
+    history: tuple[str, ...] = ()
 
     def __init__(self, *, with_walproxy: bool, restores: bool = True) -> None:
         missing = [program for program in ("etcd", "setpriv", "sh") if shutil.which(program) is None]

@@ -12,6 +12,10 @@
     kill host and standby     kill -9 of the host, and of the host of a standby: the other one is left
     kill host and safekeeper  kill -9 of the host, and of a safekeeper
     kill host, lose quorum    kill -9 of the host; while the others fail over, two safekeepers stand still for a while
+    guards fail               kill -9 of the host, or of its agent alone, while the fence of each agent fails
+    promotion crashes         kill -9 of the host; then of the PostgreSQL that is promoted, before it is a primary
+    flapping                  kill -9 of the host, and the network of the others is cut off again and again; or that of
+                              the host alone is, which lives
     power loss                kill -9 of all processes of all hosts, half of the time of the safekeepers, too, which
                               lose what they have not synced
     switchover                no fault: an operator moves the primary
@@ -30,10 +34,14 @@ STOP_HOST, STOP_POSTGRES = "stop host", "stop postgres"
 CUT_OFF, CUT_OFF_SAFEKEEPERS, DEAF, MUTE = "cut off", "cut off from safekeepers", "deaf", "mute"
 KILL_TWO_HOSTS, KILL_SAFEKEEPER = "kill host and standby", "kill host and safekeeper"
 LOSE_QUORUM = "kill host, lose quorum"
+FAIL_GUARDS, CRASH_PROMOTION, FLAP = "guards fail", "promotion crashes", "flapping"
 POWER_LOSS, SWITCHOVER = "power loss", "switchover"
 
-NETWORK: Final = (CUT_OFF, CUT_OFF_SAFEKEEPERS, DEAF, MUTE)
+NETWORK: Final = (CUT_OFF, CUT_OFF_SAFEKEEPERS, DEAF, MUTE, FLAP)
 """The faults that need partitions."""
+
+AGENTS_ONLY: Final = (FAIL_GUARDS, CRASH_PROMOTION)
+"""The faults of a promotion by `walproxy agent`: other managers have no part in them."""
 
 LOSSES: Final = (
     *(KILL_HOST, KILL_BOTH, KILL_POSTGRES, STOP_HOST, STOP_POSTGRES, CUT_OFF, CUT_OFF_SAFEKEEPERS, DEAF, MUTE),
@@ -60,6 +68,9 @@ _WEIGHTS: Final = {
     KILL_TWO_HOSTS: 2,
     KILL_SAFEKEEPER: 2,
     LOSE_QUORUM: 2,
+    FAIL_GUARDS: 3,
+    CRASH_PROMOTION: 3,
+    FLAP: 3,
     POWER_LOSS: 2,
 }
 FAULTS: Final = tuple(_WEIGHTS)
@@ -68,6 +79,7 @@ _SHORT: Final = (0.2, 1.0)  # of --dead-after: often no failover follows
 _SOON_S: Final = (0.0, 2.0)  # after --dead-after: in the middle of a failover
 _LATE_S: Final = (2.0, 8.0)  # after a failover
 _DOWN_S: Final = (0.0, 3.0)
+_FLAPS: Final = (2.0, 6.0)  # times --dead-after
 
 
 @dataclass(frozen=True)
@@ -79,8 +91,10 @@ class PlannedRound:
         kind: one of the words above.
         cut_ms: how long the safekeepers are cut off from the primary before the fault, 0 for not at all.
         lasts_s: from the fault until it is undone, where there is anything to undo.
-        is_variant: of a cut-off, the cable is unplugged; of a power loss, the safekeepers lose theirs, too; of a host
-            that is killed or stopped, its network stays cut off from the safekeepers until the end of the fault.
+        is_variant: of a cut-off, the cable is unplugged; of guards that fail, the agent alone is killed; of flapping,
+            the primary's network is cut off and no host is killed; of a power loss, the safekeepers lose theirs, too;
+            of a host that is killed or stopped, its network stays cut off from the safekeepers until the end of the
+            fault.
         other: of a switchover, the standby that is promoted; of a fault of two, the standby or safekeeper that is the
             other one; from 0.
         then_after_s: from the fault until its second part, where it has one.
@@ -153,6 +167,8 @@ def _plan_fault(chance: Random, number: int, kind: str, dead_after_s: float) -> 
     then_after_s = dead_after_s + chance.uniform(*_SOON_S)
     if kind == LOSE_QUORUM:
         lasts_s = then_after_s + chance.uniform(*_LATE_S)
+    if kind == FLAP:
+        lasts_s = dead_after_s * chance.uniform(*_FLAPS)
     return PlannedRound(
         number,
         kind,

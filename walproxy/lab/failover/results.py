@@ -25,6 +25,8 @@ class RoundResult(msgspec.Struct, frozen=True, omit_defaults=True):
         old_tli, new_tli: its timeline before and after.
         gap_s: the longest time without an acknowledgement to a client, around the fault.
         servers_gap_s: the same with the probes, which need not find a server.
+        resumed_s: from the end of the fault until the first acknowledgement to a client.
+        recorded_s: the time without commits that the manager has recorded of a change of the primary; None without one.
         well_s: from the end of the fault until all servers were well again.
         acknowledged: how many rows were, in this round.
         discarded: transactions that an old primary had and the new one lacks, by its WAL.
@@ -43,12 +45,14 @@ class RoundResult(msgspec.Struct, frozen=True, omit_defaults=True):
     new_tli: int
     gap_s: float
     servers_gap_s: float
+    resumed_s: float
     well_s: float
     acknowledged: int = 0
     discarded: int = 0
     compared: int = 0
     not_compared: int = 0
     violations: tuple[str, ...] = ()
+    recorded_s: float | None = None
 
     @property
     def has_changed(self) -> bool:
@@ -117,7 +121,16 @@ def gap_table(result: RunResult) -> Table:
     table = Table(title=title)
     table.add_column("fault")
     gaps = "gap: median", "max", "servers: median", "without a change: max"
-    for name in ("rounds", "changes", *gaps, "discarded", "compared", "violations"):
+    for name in (
+        "rounds",
+        "changes",
+        *gaps,
+        "after: max",
+        "recorded: off",
+        "discarded",
+        "compared",
+        "violations",
+    ):
         table.add_column(name, justify="right")
     for kind in (*FAULTS, SWITCHOVER):
         of_kind = [each for each in result.rounds if each.kind == kind]
@@ -142,6 +155,8 @@ def _cells(rounds: Sequence[RoundResult]) -> Sequence[str]:
         _seconds(max, gaps_s),
         _seconds(median, servers_s),
         _seconds(max, unchanged_s),
+        _seconds(max, [each.resumed_s for each in rounds]),
+        _seconds(median, [abs(each.recorded_s - each.gap_s) for each in changed if each.recorded_s is not None]),
         str(sum(each.discarded for each in rounds)),
         f"{compared} of {compared + sum(each.not_compared for each in rounds)}",
         str(sum(len(each.violations) for each in rounds)),

@@ -59,7 +59,7 @@ class Rounds:
         self._show = show
         self._rows = RowIds()
         self._direct = Book()  # of probes and local writers
-        self._injector = Injector(site)
+        self._injector = Injector(site, dead_after_s)
         self._probes = [probe(host, self._rows, self._direct) for host in site.hosts.values()]
         self._keeper = WalKeeper(list(site.hosts.values()), folder, site.segment_size)
         self._seen = 0, 0  # how many attempts of clients and of direct writers earlier rounds have had
@@ -119,9 +119,12 @@ class Rounds:
             new_tli=after.tli,
             gap_s=round(self.clients.history.longest_pause_s(begin, end), 3),
             servers_gap_s=round(self.clients.history.longest_pause_s(begin, end, probed), 3),
+            resumed_s=round(self.clients.history.first_after(undone_at) - undone_at, 3),
             well_s=round(end - undone_at, 3),
             violations=tuple(violations),
         )
+        if result.has_changed:
+            result = replace(result, recorded_s=self._site.recorded_s())
         if planned.takes_away(self._dead_after_s) and not result.has_changed:
             missed = f"{before.leader.name} was away for {planned.lasts_s:.1f} s, and no other server was promoted"
             result = replace(result, violations=(*result.violations, missed))
@@ -318,8 +321,8 @@ def _described(result: RoundResult) -> str:
     change = f"{result.old} -> {result.new}, timeline {result.new_tli}" if result.has_changed else "no change"
     gaps = f"gap {result.gap_s:.2f} s, servers {result.servers_gap_s:.2f} s"
     lines = [
-        f"  {change}: {gaps}, well after {result.well_s:.1f} s, {result.acknowledged} acknowledged, "
-        f"{result.discarded} discarded",
+        f"  {change}: {gaps}, commits {result.resumed_s:.2f} s and all well {result.well_s:.1f} s after the fault, "
+        f"{result.acknowledged} acknowledged, {result.discarded} discarded",
         *(f"  VIOLATION {line}" for line in result.violations),
     ]
     return "\n".join(lines)

@@ -5,6 +5,7 @@ unless the manager does this itself. Everything else is the managers' work.
 """
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -26,6 +27,7 @@ from walproxy.lab.cluster.reader_passfile import reader_passfile
 from walproxy.lab.failover.host import Host, Place
 from walproxy.lab.failover.manager import Manager, Supporter, Surroundings
 from walproxy.lab.failover.network import Network
+from walproxy.lab.failover.triggers import Triggers
 from walproxy.postgres.binaries import ServerBinaries, reachable_binaries, server_user
 from walproxy.postgres.local_server import LocalPostgres
 from walproxy.postgres.patience import TimeLimit, slowdown
@@ -51,7 +53,7 @@ _SETTINGS = {
     "dynamic_shared_memory_type": "mmap",
 }
 _STARTS_WITHIN_S = 90.0
-_SWITCHOVER_WITHIN_S = 60.0
+_COMMAND_WITHIN_S = 60.0
 _POLL_S = 0.1
 _LOG_LINES = 6
 _LOOK = """
@@ -104,6 +106,7 @@ class Site:
         hosts: by name.
         safekeepers: by id.
         around: what the managers are told.
+        triggers: faults inside a promotion.
 
     Args:
         folder: for everything; any user must be able to enter it.
@@ -130,6 +133,7 @@ class Site:
         self.manager = manager
         self.binaries = reachable_binaries(binaries, server_user())
         self.segment_size = SEGMENT_MIB << 20
+        self.triggers = Triggers(folder / "triggers")
         self._secret = secrets.token_hex(16)
         self._run_id = secrets.token_hex(8)
         self._volatile_disks = volatile_disks
@@ -155,6 +159,7 @@ class Site:
             allowed=network.allowed,
             safekeeper_addresses={f"sk{number}": address for number, address in self.safekeeper_addresses.items()},
             places=places,
+            fence_command=self.triggers.fence_command,
         )
         self._supporters = [
             self._make_supporter(each) for each in manager.supporters(self.around, folder, network.port)
@@ -291,6 +296,7 @@ class Site:
             "listen_addresses": place.address,
             "unix_socket_directories": str(place.socket_directory),
             "cluster_name": place.name,
+            "recovery_end_command": self.triggers.recovery_end_command,
         }
         path = place.data_directory / "local.conf"
         path.write_text("".join(f"{name} = '{value}'\n" for name, value in settings.items()))
@@ -300,23 +306,36 @@ class Site:
 
     def switch_over(self, to: Host) -> str:
         """Make a host's server the primary by the manager's command; return what is wrong, empty if nothing is."""
-        timeout_s = _SWITCHOVER_WITHIN_S * slowdown()
+        timeout_s = _COMMAND_WITHIN_S * slowdown()
         try:
-            answer = subprocess.run(
-                self.manager.switchover(to.place, self.around),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=timeout_s,
-                env={**os.environ, **self.operator_environment},
-            )
+            answer = self._run(self.manager.switchover(to.place, self.around), timeout_s)
         except subprocess.TimeoutExpired:
             return f"the switchover to {to.name} has not ended within {timeout_s:.0f} s"
         if answer.returncode != 0:
             reason = " ".join((answer.stderr or answer.stdout).split())[-500:]
             return f"the switchover to {to.name} failed with exit code {answer.returncode}: {reason}"
         return ""
+
+    def recorded_s(self) -> float | None:
+        """Return the time without commits of the last change of the primary, as recorded; None if nothing is."""
+        if not self.manager.history:
+            return None
+        answer = self._run(self.manager.history, _COMMAND_WITHIN_S * slowdown())
+        if answer.returncode != 0:
+            raise WalproxyError(f"the history cannot be read: {answer.stderr.strip()}")
+        changes = json.loads(answer.stdout)
+        return float(changes[-1]["seconds"]) if changes else None
+
+    def _run(self, command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+            env={**os.environ, **self.operator_environment},
+        )
 
     # Looking at it.
 

@@ -4,6 +4,7 @@ Written by the thread of the clients, read by others: entries are only ever appe
 in which the transactions ended. Times are those of `time.monotonic`, in seconds.
 """
 
+import math
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
@@ -99,6 +100,11 @@ class History(Generic[T]):
         """Return the seconds of the longest acknowledged transaction that ended after `moment`; 0 without any."""
         ended = self.acknowledged[self._index(moment) :]
         return max((operation.seconds for operation in ended if operation.ended_at > moment), default=0.0)
+
+    def first_after(self, moment: float) -> float:
+        """Return when the first acknowledgement arrived that did not before `moment`; infinity if none has."""
+        index = self._index(moment)
+        return self.acknowledged[index].ended_at if index < len(self.acknowledged) else math.inf
 
     def longest_pause_s(self, begin: float, end: float, others: Iterable[float] = ()) -> float:
         """Return the longest time in [begin, end) during which no acknowledgement arrived.

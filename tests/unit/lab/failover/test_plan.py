@@ -2,6 +2,7 @@
 
 from walproxy.lab.failover.plan import (
     FAULTS,
+    FLAP,
     KILL_AGENT,
     KILL_BOTH,
     KILL_HOST,
@@ -34,6 +35,12 @@ def test_a_quorum_is_lost_in_the_middle_of_a_failover() -> None:
     planned = plan_rounds(3, 20, 5.0, kinds=(LOSE_QUORUM,), switchover_every=0)
     assert all(5.0 <= each.then_after_s <= 7.0 for each in planned)
     assert all(each.lasts_s - each.then_after_s >= 1.9 for each in planned)
+
+
+def test_a_network_flaps_for_several_times_dead_after() -> None:
+    planned = plan_rounds(3, 50, 5.0, kinds=(FLAP,), switchover_every=0)
+    assert all(10.0 <= each.lasts_s <= 30.0 for each in planned)
+    assert {each.is_variant for each in planned} == {False, True}
 
 
 def test_only_the_requested_faults_are_drawn() -> None:

@@ -20,7 +20,9 @@ def a_round(kind: str, gap_s: float, *, changes: bool = True, violations: tuple[
         new_tli=2 if changes else 1,
         gap_s=gap_s,
         servers_gap_s=gap_s - 0.2,
+        resumed_s=0.5,
         well_s=3.0,
+        recorded_s=gap_s - 0.25,
         discarded=4,
         compared=1,
         violations=violations,
@@ -70,15 +72,17 @@ def test_a_median_above_its_goal_is_missed() -> None:
 def test_the_table_has_a_line_for_each_kind_and_one_for_lost_primaries() -> None:
     output = StringIO()
     table = gap_table(run(a_round(KILL_HOST, 6.5), a_round(KILL_HOST, 5.5), a_round(KILL_AGENT, 0.25, changes=False)))
-    Console(file=output, width=160).print(table)
+    Console(file=output, width=180).print(table)
     lines = {line.split("│")[1].strip(): line for line in output.getvalue().splitlines() if "│" in line}
-    assert [cell.strip() for cell in lines[KILL_HOST].split("│")[2:10]] == [
+    assert [cell.strip() for cell in lines[KILL_HOST].split("│")[2:12]] == [
         "2",
         "2",
         "6.00 s",
         "6.50 s",
         "5.80 s",
         "",
+        "0.50 s",
+        "0.25 s",
         "8",
         "2 of 2",
     ]

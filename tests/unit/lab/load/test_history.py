@@ -1,5 +1,6 @@
 """What a history answers about acknowledgements."""
 
+import math
 import threading
 import time
 
@@ -65,6 +66,11 @@ def test_the_longest_pause_counts_from_the_begin_and_to_the_end(history: Inserts
     assert history.longest_pause_s(3.1, 10.0) == pytest.approx(6.8)
     assert history.longest_pause_s(5.0, 7.0) == pytest.approx(2.0)
     assert history.longest_pause_s(5.0, 7.0, [6.5, 5.5, 4.0, 9.0]) == pytest.approx(1.0)
+
+
+def test_the_first_acknowledgement_after_a_moment_may_not_exist(history: Inserts) -> None:
+    assert [history.first_after(moment) for moment in (0.0, 1.1, 1.6)] == [1.1, 1.1, 3.0]
+    assert history.first_after(3.3) == math.inf
 
 
 def test_what_failed_is_neither_acknowledged_nor_in_doubt(history: Inserts) -> None:
