@@ -158,7 +158,8 @@ class Agent:
                 self._activity.doing = ""
                 if now >= self._decider.retry.at:
                     self._activity.problem = ""  # For as long as the others are first; then it is a candidate again.
-                if not self._steps.is_configured and not self.cluster.view.settings.is_paused:
+                serves = watch.look.state in (ServerState.PRIMARY, ServerState.STANDBY)
+                if serves and not self._steps.is_configured and not self.cluster.view.settings.is_paused:
                     self._take(Configure())
             else:
                 self._activity.wait_for("")

@@ -227,6 +227,7 @@ class Decider:
     _unled_since: float | None = None
     _lost_since: float | None = None
     _before: frozenset[str] = frozenset()  # the candidates that were before this one when the loss was seen
+    _ahead_since: float | None = None
 
     def saw(self, view: ClusterView) -> None:
         """Take an exchange into account."""
@@ -393,7 +394,7 @@ class Decider:
         if order is not None and order.kind == "cancel":
             return Wait("the failover was cancelled: waiting for the old primary, or for the order to fail over")
         if order is not None and order.id not in self.orders_done:
-            step = self._order_of_standby(look, view, order)
+            step = self._order_of_standby(now, look, view, order)
             if step is not None:
                 return step
         if not view.has_quorum:
@@ -401,7 +402,7 @@ class Decider:
             return Wait(view.problem or "no quorum of the safekeepers")
         if not view.log.tli:
             return Wait("the safekeepers have no WAL")
-        if stranded := _stranded(look, view):
+        if stranded := _stranded(look, view) or self._gone_ahead(now, look, view):
             self._server.is_stranded = True
             return Stop(stranded)
         age_s = view.leader_silent_s or 0.0
@@ -445,6 +446,18 @@ class Decider:
             return Wait(f"the leader is lost: {(busy or ranked)[0]} is first")
         return FailOver()
 
+    def _gone_ahead(self, now: float, look: ServerLook, view: ClusterView) -> str:
+        """Return why a standby follows nothing: its promotion has crashed (13.8), and commits go on elsewhere."""
+        leader = leader_of(view)
+        if leader is None or look.tli == leader.tli or look.is_streaming or not _is_beside(look.tli, leader, view):
+            self._ahead_since = None
+            return ""
+        if self._ahead_since is None:
+            self._ahead_since = now  # It may have followed a promoted server a moment before this view.
+        if now - self._ahead_since < READMIT_AFTER_S:
+            return ""
+        return f"its promotion to timeline {look.tli} was not completed, and {leader.name} leads on {leader.tli}"
+
     def _rebuild(self, look: ServerLook, view: ClusterView) -> Step | None:
         """Return the step of an order to rebuild the data folder, in any state but that of a primary."""
         order = view.settings.order
@@ -455,7 +468,7 @@ class Decider:
         leader = leader_of(view)
         return Rebuild(leader, order) if leader is not None else Refuse(order, "no leader can be copied")
 
-    def _order_of_standby(self, look: ServerLook, view: ClusterView, order: Order) -> Step | None:
+    def _order_of_standby(self, now: float, look: ServerLook, view: ClusterView, order: Order) -> Step | None:
         if order.kind == "reinit" or not view.has_quorum or not view.log.tli:
             return None
         ranked = [report.name for report in self._ranked(view)]
@@ -468,10 +481,11 @@ class Decider:
         if order.kind == "switchover":
             # The leader stops its server first; if there is none, the order is one to fail over.
             is_free = leader is None and any(report.has_resigned for report in fresh_reports(view))
-            return FailOver(order) if is_free else None
+            return FailOver(order) if is_free and now >= self.retry.at else None
         if leader is not None:
             return Refuse(order, f"{leader.name} leads: use switchover")
-        return FailOver(order) if (view.leader_silent_s or 0.0) >= SILENCE_S else None
+        is_due = (view.leader_silent_s or 0.0) >= SILENCE_S and now >= self.retry.at
+        return FailOver(order) if is_due else None
 
     def _stopped(self, now: float, look: ServerLook, view: ClusterView) -> Step:
         if self._server.is_stranded and view.has_quorum:
@@ -613,6 +627,11 @@ def _stranded(look: ServerLook, view: ClusterView) -> str:
                 f"begins at {format_lsn(change.fork_lsn)}"
             )
     return ""
+
+
+def _is_beside(tli: int, leader: AgentReport, view: ClusterView) -> bool:
+    """Return whether the log has never been on a timeline, as far as is known: it is above, or was passed over."""
+    return tli > leader.tli or any(each.old_tli < tli < each.tli == leader.tli for each in view.settings.changes)
 
 
 def describe(look: ServerLook) -> str:

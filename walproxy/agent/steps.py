@@ -163,16 +163,14 @@ class Steps:
         return {"synchronous_standby_names": f'"{self.config.application_name}"'}
 
     async def _configure(self, state: ServerState) -> None:
-        """Write the agent's settings of a server that runs already."""
+        """Write the agent's settings of a server that serves already."""
         if state is ServerState.STANDBY:
             await asyncio.to_thread(self._make_standby)
             self.decider.ended_writes = False
             # It would retain WAL without end.
             await asyncio.to_thread(self.server.drop_slot, self.config.slot)
-        elif state is ServerState.PRIMARY:
-            await asyncio.to_thread(self._configure_primary)
         else:
-            return
+            await asyncio.to_thread(self._configure_primary)
         self.is_configured = True
 
     def _configure_primary(self) -> None:

@@ -24,6 +24,7 @@ from safekeeper.storage import recovery as recovery_module
 from safekeeper.storage.control_file import ControlFile
 from safekeeper.storage.data_folder import DataFolder
 from safekeeper.storage.disk_work import Flush
+from tests.simulation.bugs import dropped_agent_rules as agents
 from tests.simulation.bugs import dropped_proxy_rules as proxies
 from tests.simulation.bugs import dropped_rules as dropped
 from tests.simulation.bugs import dropped_seals
@@ -850,6 +851,14 @@ BUGS: dict[str, Bug] = {
         "what is promoted has every such record when it is signalled, not only when it was looked at",
         "failovers",
         ((failover_server, "lost_since", dropped_seals.never_lost),),
+    ),
+    "guards_asked_under_the_seal": Bug(
+        "S15",
+        "the guards are asked before the seal",
+        "agents",
+        ((PromotionAttempt, "_ask_guard", agents.asked_under_the_seal),),
+        checked=True,
+        quick=0,
     ),
     "unseen_records_overlooked": Bug(
         "S15",

@@ -60,6 +60,7 @@ class ModelDisk:
         self.wal = bytearray()
         self.durable_lsn: Lsn = 0
         self.aside: dict[str, tuple[Lsn, bytearray, Lsn]] = {}
+        self.agents: Any = None
 
     def duplicate(self) -> "ModelDisk":
         """Return another disk with what is on this one, as after a power cut at this moment: a snapshot of it."""

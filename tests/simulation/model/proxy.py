@@ -202,6 +202,11 @@ class SimProxy:
         link = self._link if self.proposer is not None else None
         return link.primary if link is not None and link.copying else None
 
+    @property
+    def is_suspended(self) -> bool:
+        """Whether its process stands still."""
+        return self._backlog is not None
+
     def is_connected(self, safekeeper_id: int) -> bool:
         """Return whether it has a connection to a safekeeper, which may be broken unnoticed."""
         return safekeeper_id in self._connections

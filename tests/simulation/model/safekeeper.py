@@ -24,6 +24,7 @@ from safekeeper.acceptor.effects import (
     ResetWal,
     RestoreWal,
     Send,
+    ServeAgent,
     ServeRead,
     SetWalAside,
     TrimWal,
@@ -49,8 +50,10 @@ from safekeeper.consensus.messages import (
     TailPreVoteRequest,
     VoteResponse,
 )
+from safekeeper.node.agent_registry import AgentRegistry
 from safekeeper.node.node import INCLUDES_FLUSH
 from tests.simulation.checks.violation import Violation
+from tests.simulation.model.agents_file import new_registry
 from tests.simulation.model.disk import ModelDisk
 from tests.simulation.model.network import TO_PROXY, Connection
 from tests.simulation.model.node_effects import flushed_effects, message_effects
@@ -107,6 +110,7 @@ class SimSafekeeper:
         self.clock = world.new_clock()
         self.puller: SimPuller | RealPuller = SimPuller(world, self)
         self.reference: ReferenceChecker | None = None
+        self._registry: AgentRegistry | None = None
         self._read_until_s = 0.0
         self._inbox: deque[tuple[str, Any, Any]] = deque()
         self._task: Effects | None = None
@@ -146,6 +150,7 @@ class SimSafekeeper:
             entries_max, counts = self.world.history_entries_max, self.world.counts
             self.reference = ReferenceChecker(self.name, self.acceptor, flush_lsn, self.disk, entries_max, counts)
         self.world.note(self.name, "starts", control, flush_lsn)
+        self._registry = new_registry(self, self._answer_agent) if self.world.agents is not None else None
         self.world.truths.on_start(self)
         self._inbox.append(("start", None, None))
         self._pump()
@@ -317,6 +322,8 @@ class SimSafekeeper:
 
     def _disconnect(self, acceptor: Acceptor, connection: Connection) -> None:
         acceptor.disconnected(connection.number)
+        if self._registry is not None:
+            self._registry.disconnected(connection.number)
         if self.reference is not None:
             self.reference.disconnected(connection.number)
 
@@ -485,6 +492,9 @@ class SimSafekeeper:
             done_at_s = world.clock.now + self.puller.chance.random() * self.flush_delay_s
             done_at_s = self._read_until_s = max(done_at_s, self._read_until_s)
             world.clock.after(done_at_s - world.clock.now, self._served, self.life, effect.connection, request, payload)
+        elif isinstance(effect, ServeAgent):
+            assert self._registry is not None  # the world has agents
+            self._registry.serve(effect.connection, effect.exchange)
         elif isinstance(effect, DigestWal):
             return disk.digests(effect.begin_lsn, effect.end_lsn)
         elif isinstance(effect, FindRecordEnd):
@@ -509,6 +519,11 @@ class SimSafekeeper:
             answer = Refusal(RefusalCode.RANGE, "the log has changed", acceptor.control.promised)
         self.world.counts.count("reads served to members", int(isinstance(answer, ReadResponse)))
         self.world.network.send(connection, TO_PROXY, answer)
+
+    def _answer_agent(self, number: int, message: AcceptorMessage) -> None:
+        connection = self._connections.get(number)
+        if connection is not None:
+            self.world.network.send(connection, TO_PROXY, message)
 
     def _count_sent(self, message: AcceptorMessage) -> None:
         counts = self.world.counts

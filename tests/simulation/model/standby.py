@@ -192,6 +192,16 @@ class SimStandby:
         self.leave()
         self._reconnect_in(RECONNECT_S)
 
+    def stop(self) -> None:
+        """Leave, and look for no safekeeper until `settle`."""
+        self.is_restless = False
+        self.leave()
+
+    def forget(self) -> None:
+        """Be set up from a backup when it settles."""
+        self.stop()
+        self._forget_backup()
+
     def settle(self) -> None:
         """Look for a safekeeper from now on whenever there is none."""
         self.is_restless = True

@@ -76,6 +76,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._backlog = []
             self._clock.after(for_s, self._go_on)
 
+    @property
+    def is_suspended(self) -> bool:
+        """Whether the process stands still."""
+        return self._backlog is not None
+
     def freeze(self) -> None:
         """Do nothing until `go_on`."""
         if self._backlog is None and not self._is_closed:
@@ -201,11 +206,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._backlog.append(handle)
             return
         self._soon.pop(handle, None)
+        before = events._get_running_loop()  # An agent's, which ends its proxy.
         events._set_running_loop(self)
         try:
             handle._run()
         finally:
-            events._set_running_loop(None)
+            events._set_running_loop(before)
         if self.failure is not None and self._dying is None:
             raise self.failure
 

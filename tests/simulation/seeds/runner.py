@@ -166,6 +166,9 @@ def plan(task: Task) -> Schedule:
     apply_rule = shape.choice(APPLY_RULES[standby_count])
     if count == MANY:
         count = shape.choice((4, 5, 6, 7))
+    if task.faults().agents:
+        # It has standbys of its own, on machines; and each agent talks to each safekeeper all the time.
+        count, standby_count, apply_rule = min(count, 3), 0, ""
     schedule = Schedule(
         task.seed,
         task.faults(),
@@ -229,9 +232,12 @@ def run_phases(world: World, faults: Faults, ends_at_s: float, heals: bool) -> N
         try:
             world.start()
             world.start_workload(world.current)
-            world.add_proxy()
-            if world.rng.random() < world.profile.spare:
+            if world.agents is not None:
+                world.agents.start()
+            else:
                 world.add_proxy()
+                if world.rng.random() < world.profile.spare:
+                    world.add_proxy()
             faults.begin(ends_at_s)
             world.run(ends_at_s)
             world.check_all()

@@ -227,6 +227,11 @@ class RealProxy(SimProxy):
         """Return how long something takes on its way."""
         return self.chance.random() * self.world.network.delay_s
 
+    @property
+    def is_suspended(self) -> bool:
+        """Whether its process stands still."""
+        return self.loop.is_suspended
+
     def is_connected(self, safekeeper_id: int) -> bool:
         """Return whether it has a connection to a safekeeper, which may be broken unnoticed.
 

@@ -13,25 +13,22 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from safekeeper.base.errors import WalproxyError
-from safekeeper.base.settings import Address
-from safekeeper.consensus.messages import AppendRequest, Elected, Reconfigure
+from safekeeper.consensus.messages import Elected
 from safekeeper.consensus.term_history import tli_at
 from safekeeper.net.safekeeper_connection import Credentials
 from tests.simulation.checks.violation import Violation
 from tests.simulation.model.network import TO_PROXY, TO_SAFEKEEPER
 from tests.simulation.model.primary import FIRST_LSN, VirtualPrimary
 from tests.simulation.model.synthetic_wal import end_of_the_first_part, last_complete_end
-from tests.simulation.model.virtual_loop import VirtualLoop
+from tests.simulation.world.failover_shell import VirtualServer
+from tests.simulation.world.mover import Mover
 from walproxy.failover.attempt import AttemptOptions
 from walproxy.failover.failover import Failover, FailoverReport
 from walproxy.postgres.hosts import PrimaryHost
 from walproxy.proposer.primary import Ancestor
-from walproxy.proposer.proposer import Proposer
-from walproxy.proposer.purpose import CancelSeal, Readmit, Reserve, Seal, TakeBack
 
 if TYPE_CHECKING:
     from tests.simulation.model.direct_standby import DirectStandby
-    from tests.simulation.model.network import Connection
     from tests.simulation.model.proxy import SimProxy
     from tests.simulation.model.standby import SimStandby
     from tests.simulation.world.newest_log import NewestLog
@@ -41,8 +38,6 @@ PRIMARIES_MAX = 12
 SEAL_TIMEOUT_S = 6.0
 RESUME_TIMEOUT_S = 5.0
 PROMOTE_TIMEOUT_S = 3.0
-SQL_DELAY_S = 0.04
-LATE_S_MAX = 3.0
 # A quorum, a standby and nothing but the command: commits resume within so long.
 PATIENCE_S = 30.0
 REPEAT_AFTER_S = 0.5
@@ -121,17 +116,12 @@ class Servers:
         return others | fetched | standby.passed_over | set(range(standby.tli + 1))
 
 
-class Command:
+class Command(Mover):
     """One process of `walproxy failover`, or of `walproxy failover --cancel`.
 
     Attributes:
-        name, life: what the network needs of each client of safekeepers.
-        loop: it runs on.
         servers: what it can name.
         unreachable: the hosts that it cannot reach.
-        connections: those to safekeepers that are open.
-        proposer: that of its present seal, None before the first one.
-        elected: what began its last term that was committed, None before.
         is_over: whether it has ended, or was killed.
         report: what it has shown at its end, None if it has failed.
         error: why it has failed, empty if it has not.
@@ -154,24 +144,16 @@ class Command:
         Args:
             dies_after: the process dies soon after the end of this step, one of `STEPS`, or of "look", its first one.
         """
-        self.world = world
-        self.name = name
-        self.life = 0
+        super().__init__(world, name, world.clock)
         self.cancels = cancels
         self.wanted = wanted
         self.old_is_dead = old_is_dead
         self.servers = world.servers
         self.unreachable = unreachable
-        self.connections: list[Connection] = []
-        self.proposer: Proposer | None = None
-        self.elected: Elected | None = None
         self.is_over = False
         self.report: FailoverReport | None = None
         self.error = self.waits_for = ""
-        self._without_object: Proposer | None = None
         self._dies_after = dies_after
-        self._truth = world.checker
-        self.loop = VirtualLoop(world.clock, world.rng, SQL_DELAY_S, self)
         what = "cancels" if cancels else f"fails over{f' to {wanted}' if wanted else ''}"
         world.note(name, "begins", what, "the old one is dead" if old_is_dead else "")
         self.loop.run_task(self._main(), self._ended)
@@ -179,9 +161,8 @@ class Command:
             self._die_soon()
 
     async def _main(self) -> None:
-        world = self.world
         failover = Failover(
-            tuple((i, Address(f"S{i}", 1)) for i in sorted(world.safekeepers)),
+            self.safekeepers(),
             [PrimaryHost(name, "") for name in self.servers.names()],
             Credentials(),
             self,
@@ -207,21 +188,16 @@ class Command:
             self.world.note(self.name, "ends", self.error or "done")
             self._is_gone()
 
+    def new_server(self, host: PrimaryHost) -> VirtualServer:
+        """Return a server, as the command reaches it."""
+        return VirtualServer(host, self)
+
     def kill(self) -> None:
-        """End the process, wherever it is. What it has sent may arrive, also late."""
-        if self.is_over:
-            return
-        world = self.world
-        world.note(self.name, "is killed")
-        for connection in self.connections:
-            late_messages = world.profile.late_messages
-            if late_messages and world.rng.random() < late_messages:
-                world.network.let_go(connection, LATE_S_MAX * world.rng.random())
-            else:
-                world.network.break_connection(connection, silent=world.rng.random() < 0.2)
-        self.error = "killed"
-        self.loop.kill()
-        self._is_gone()
+        """End the process, wherever it is."""
+        if not self.is_over:
+            self.error = "killed"
+            self.end_process()
+            self._is_gone()
 
     def _is_gone(self) -> None:
         if self.is_over:
@@ -229,11 +205,6 @@ class Command:
         self.is_over = True
         self.life += 1
         self.world.failover.on_command_ended(self)
-
-    def suspend(self, for_s: float) -> None:
-        """SIGSTOP, and SIGCONT some time later."""
-        self.world.note(self.name, "is suspended")
-        self.loop.suspend(for_s)
 
     def _die_soon(self) -> None:
         self._dies_after = ""
@@ -250,50 +221,7 @@ class Command:
         """It waits for something."""
         self.waits_for = text
 
-    def begins(self, proposer: Proposer) -> None:
-        """A proposer begins to seal."""
-        self.proposer = proposer
-        self.world.counts.count("seals begun")
 
-    def stepped(self, proposer: Proposer) -> None:
-        """The proposer has handled an event."""
-        leadership, world = proposer.leadership, self.world
-        if leadership is None:
-            obstacle = proposer.candidacy.obstacle
-            if obstacle is not None and obstacle.log_tli and proposer is not self._without_object:
-                self._without_object = proposer
-                world.counts.count("seals without an object")
-            return
-        self._truth = world.truths.of(leadership.elected.cluster_id)
-        self._truth.on_proposer_stepped(self, proposer)
-        elected, purpose = proposer.tail_elected, proposer.candidacy.purpose
-        if isinstance(purpose, TakeBack | CancelSeal | Readmit):
-            self._truth.on_floor_lowered(purpose, leadership.elected)
-        if elected is None or elected is self.elected:
-            return
-        self.elected = elected
-        entry = elected.history[-1]
-        world.note("operator", "receives", f"{purpose}: floor {entry.floor}, given {entry.given}")
-        world.counts.count(_SERVED[type(purpose)])
-        if isinstance(purpose, Seal):
-            self._truth.on_sealed(purpose, elected)
-
-    def sends(self, message: Any, connection: "Connection") -> None:
-        """It sends a message to a safekeeper."""
-        if isinstance(message, (AppendRequest, Elected)):
-            self._truth.on_commit_sent(self, message.leader_id, message.commit_lsn)
-        elif isinstance(message, Reconfigure):
-            self._truth.on_membership_sent(message.leader_id, message.membership)
-        self.world.note(self.name, "sends", message, connection.number)
-
-
-_SERVED: dict[type, str] = {
-    Seal: "timelines sealed",
-    Reserve: "numbers reserved",
-    TakeBack: "seals taken back",
-    CancelSeal: "seals cancelled",
-    Readmit: "primaries readmitted",
-}
 # Words of the command's texts, by the step that has ended when it shows them.
 _STEP_OF = {"sealed timeline": "seal", "promoting": "catch up", "is a primary": "promote"}
 

@@ -40,16 +40,17 @@ from walproxy.proxy import safekeeper_requests as requests_module
 if TYPE_CHECKING:
     from tests.simulation.model.standby import SimStandby
     from tests.simulation.world.failover import Command
+    from tests.simulation.world.mover import Mover
 
 
 PROMOTION_S = 0.3
 
 
-def running_command() -> "Command":
-    """Return the command that runs at this moment."""
+def running_command() -> "Mover":
+    """Return the process that runs at this moment: a command, or an agent."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
-    return cast("Command", loop.owner)
+    return cast("Mover", loop.owner)
 
 
 class VirtualConnection:
@@ -161,9 +162,9 @@ class SealerProposer(Proposer):
 class VirtualServer:
     """A server over SQL, as walproxy/failover/server.py sees it: a primary, a standby, or nothing that answers."""
 
-    def __init__(self, host: PrimaryHost, *, may_be_read_only: bool = False) -> None:
+    def __init__(self, host: PrimaryHost, command: "Command") -> None:
         self.name = host.name
-        self._command = running_command()
+        self._command = command
 
     @property
     def _is_out_of_reach(self) -> bool:
@@ -182,7 +183,7 @@ class VirtualServer:
                 in_recovery=False,
                 system_id=SYSTEM_ID,
                 tli=server.tli,
-                replayed_lsn=_replayed_lsn(server),
+                replayed_lsn=replayed_lsn(server),
                 written_lsn=server.flush_lsn,
             )
         if not server.applied_lsn:
@@ -232,6 +233,7 @@ class VirtualServer:
         if reason:
             raise NotRequested(f"{self.name} is not promoted: it {reason}")
         if fate > 0.08 and not isinstance(server, VirtualPrimary):
+            self._command.requests_promotion()
             self._require_part_of_the_log(server, end)
             promote, delay_s = self._command.servers.promote, PROMOTION_S * world.rng.random()
             world.clock.after(delay_s, promote, self.name, server.life, server.tli, self._command.elected)
@@ -258,7 +260,7 @@ class VirtualServer:
         return server
 
 
-def _replayed_lsn(primary: VirtualPrimary) -> Lsn:
+def replayed_lsn(primary: VirtualPrimary) -> Lsn:
     """Return what a promoted server reports as replayed, until it is started again."""
     return primary.own_lsn if primary.ancestors and not primary.life else 0
 
@@ -295,7 +297,7 @@ class SyntheticDecoder:
                 yield SyntheticRecord(end_lsn)
 
 
-class _Chance:
+class Chance:
     """`random`, `secrets` and `time` of the running command."""
 
     def random(self) -> float:
@@ -308,6 +310,10 @@ class _Chance:
         return running_command().world.clock.now
 
 
+def _server(host: PrimaryHost, *, may_be_read_only: bool = False) -> VirtualServer:
+    return running_command().new_server(host)
+
+
 def _config(**settings: Any) -> ProposerConfig:
     return ProposerConfig(**settings, timing=running_command().world.timing)
 
@@ -317,7 +323,7 @@ def _unencoded(message: Any) -> tuple[Any]:
 
 
 _SILENT = logging.Logger("silent", logging.CRITICAL + 1)
-_CHANCE = _Chance()
+_CHANCE = Chance()
 REPLACED: tuple[tuple[Any, str, Any], ...] = (
     (link_module, "SafekeeperConnection", VirtualConnection),
     (link_module, "random", _CHANCE),
@@ -339,5 +345,5 @@ REPLACED: tuple[tuple[Any, str, Any], ...] = (
     (attempt_module, "POLL_S", 0.15),
     (failover_module, "time", _CHANCE),
     (failover_module, "POLL_S", 0.15),
-    (world_module, "Server", VirtualServer),
+    (world_module, "Server", _server),
 )

@@ -17,6 +17,7 @@ from tests.simulation.model.synthetic_wal import HEADER_BYTES, SEGMENT_SIZE
 from tests.simulation.model.virtual_disk import PAGE_BYTES
 from tests.simulation.seeds.schedule import Draws, Fault
 from tests.simulation.shells.shell_disk import ShellDisk
+from tests.simulation.world.agent_faults import AgentFaults
 from tests.simulation.world.operator_faults import OperatorFaults
 from walproxy.proposer.phase import Phase
 
@@ -29,7 +30,7 @@ STARTS_S = 0.5
 _LOOK_EVERY_S = 0.005
 
 
-class Faults(OperatorFaults):
+class Faults(OperatorFaults, AgentFaults):
     """Draws and does faults until its time is over, or does those that were planned.
 
     Attributes:

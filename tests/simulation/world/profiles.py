@@ -41,6 +41,7 @@ class Profile:
         both_changes: probability that a change of the members changes the sizes of their quorums, too.
         archive_ids: probability that the archive has an id, which each safekeeper reports once it has read it.
         strangers: probability that the operator sometimes points a proxy at another PostgreSQL cluster's server.
+        agents: whether agents move the lead, and no operator.
         bends: which way the product's choices are taken.
     """
 
@@ -72,6 +73,7 @@ class Profile:
     both_changes: float = 0.0
     archive_ids: float = 0.0
     strangers: float = 0.0
+    agents: float = 0.0
     bends: Bends = field(default_factory=Bends)
 
     def describe(self) -> str:
@@ -305,4 +307,30 @@ PROFILES: dict[str, Profile] = {
         proxies_stay=0.7,
     ),
     "swarm": SWARM,
+    "agents": Profile(
+        weights={
+            "crash_server": 6,
+            "hang_server": 3,
+            "kill_agent": 6,
+            "lose_machine": 4,
+            "suspend_machine": 4,
+            "kill_proxy": 3,
+            "cut_machine": 6,
+            "flap_machine": 2,
+            "cut_standby": 3,
+            "change_guards": 6,
+            "spoil_server": 2,
+            "spoil_promotions": 4,
+            "give_order": 5,
+            "crash_safekeeper": 3,
+            "hang": 2,
+            "stay_away": 2,
+            "break_connection": 3,
+        },
+        faults_s=11.0,
+        fault_every_s=0.9,
+        record_every_s=0.3,
+        clock_skew=0.0,
+        agents=1.0,
+    ),
 }

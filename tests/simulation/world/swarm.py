@@ -72,7 +72,7 @@ def drawn(seed: int) -> Profile:
     rates = {
         f.name: rng.choice((0.0, 0.0, rng.random(), rng.random(), rng.random(), 1.0))
         for f in fields(Profile)
-        if f.name not in _TIMES_S and f.name not in ("weights", "bends", *_LATER_RATES)
+        if f.name not in _TIMES_S and f.name not in ("weights", "bends", "agents", *_LATER_RATES)
     }
     # A disk that is slower than what is asked of it by timers does nothing else.
     rates["slow_effect"] *= 0.5

@@ -46,6 +46,8 @@ from tests.simulation.shells.proxy_seams import REPLACED_IN_PROXIES
 from tests.simulation.shells.real_proxy import RealProxy
 from tests.simulation.shells.real_safekeeper import REPLACED_IN_SHELLS, RealSafekeeper
 from tests.simulation.shells.shell_disk import ShellDisk
+from tests.simulation.world.agents import MACHINES, Agents
+from tests.simulation.world.agents_shell import REPLACED_IN_AGENTS
 from tests.simulation.world.failover import FailoverOperator, Servers
 from tests.simulation.world.failover_shell import REPLACED
 from tests.simulation.world.newest_log import NewestLog
@@ -109,6 +111,7 @@ class World:
         truths: what must hold, in each cluster.
         operator: who rebootstraps.
         failover: who fails over.
+        agents: who does that instead, None for operators.
         apply_rule: the rule of remote_apply, which every proxy gets that starts.
         retention: how safekeepers remove what need not be kept.
         archive: where they archive it before, None if there is none.
@@ -169,6 +172,7 @@ class World:
         kind = SimSafekeeper
         if real_shells:
             self._disk_class, kind = ShellDisk, RealSafekeeper
+        self.agents = Agents(self) if profile.agents else None
         self.has_real_shells = real_shells
         self.has_real_proxies = real_proxies
         self.safekeepers = {i: kind(self, i, self.new_disk()) for i in range(1, safekeeper_count + 1)}
@@ -176,7 +180,7 @@ class World:
         self.current = self.primaries[0]
         self.proxies: list[SimProxy] = []
         self._added: list[SimProxy] = []
-        self.standbys = standbys_of(self, standby_count, seed)
+        self.standbys = standbys_of(self, MACHINES if self.agents is not None else standby_count, seed)
         has_direct = random.Random(f"{seed} direct").random() < profile.direct or not standby_count
         self.directs = direct_standbys_of(self, int(profile.direct > 0 and has_direct))
         self.servers = Servers(self)
@@ -198,13 +202,16 @@ class World:
         if self.retention.has_archive:
             self.begin_archive(seed)
 
-    def add_proxy(self, primary: VirtualPrimary | None = None, takeover: bool = False) -> SimProxy:
-        """Start another proxy."""
+    def add_proxy(
+        self, primary: VirtualPrimary | None = None, takeover: bool = False, *, starts: bool = True
+    ) -> SimProxy:
+        """Add another proxy, and start it, unless an agent does that."""
         kind = RealProxy if self.has_real_proxies else SimProxy
         proxy = kind(self, f"P{len(self.proxies) + 1}", primary or self.current, takeover)
         self.proxies.append(proxy)
         self._added.append(proxy)
-        proxy.start()
+        if starts:
+            proxy.start()
         return proxy
 
     def new_primary(self, primary: VirtualPrimary) -> VirtualPrimary:
@@ -294,6 +301,8 @@ class World:
 
     def proxy_finished(self, proxy: SimProxy) -> None:
         """A proxy has ended by itself; the operator looks at it, and starts it again, maybe on another primary."""
+        if self.agents is not None:
+            return  # One of them does that.
         self.clock.after(0.3 + self.rng.random(), self._start_again, proxy)
 
     def _start_again(self, proxy: SimProxy) -> None:
@@ -364,7 +373,7 @@ class World:
                 safekeeper.start()
             self.clock.after(self.profile.bends.checkpoint_s * self.rng.random(), self._checkpoint, safekeeper)
         self.retention.start()
-        for standby in (*self.standbys, *self.directs):
+        for standby in (*self.standbys, *self.directs) if self.agents is None else ():
             standby.start()
 
     def _checkpoint(self, safekeeper: SimSafekeeper) -> None:
@@ -382,7 +391,8 @@ class World:
         if is_healing is not self.is_healing:
             return
         rng = self.rng
-        if primary.answers and not primary.quiet and (primary is self.current or primary.walsender is not None):
+        has_clients = primary is self.current or primary.walsender is not None or self.agents is not None
+        if primary.answers and not primary.quiet and has_clients:
             commits = rng.choice((0.0, 0.5, 0.9))
             for _ in range(rng.choice((1, 1, 2, 5))):
                 size = HEADER_BYTES + int(rng.expovariate(1.0) * rng.choice((20, 200, 600)))
@@ -401,6 +411,9 @@ class World:
         Args:
             without: safekeepers that will be out of reach, so that their logs do not matter.
         """
+        if self.agents is not None:
+            self._heal_by_agents(self.agents)
+            return
         self.is_healing = True
         proxies_stay = self.profile.proxies_stay > 0 and self.rng.random() < self.profile.proxies_stay
         for index, proxy in enumerate(self.proxies):
@@ -452,6 +465,13 @@ class World:
             proxy.takeover = False
             self._point_for_good(proxy)
             proxy.start()
+
+    def _heal_by_agents(self, agents: Agents) -> None:
+        try:
+            agents.heal()
+        except Violation as error:
+            self.abandon()
+            raise SimulationFailed(error, self.trace()) from error
 
     def lacks_proof(self, without: frozenset[int] = frozenset()) -> bool:
         """Return whether WAL was given up, and with it the last record with a time that members had: S10 refuses all.
@@ -662,7 +682,9 @@ class World:
             return f"{primary.name} has {format_lsn(primary.reported_lsn)}, not {format_lsn(commit_end_lsn)}"
         # A crash of the primary may have left a record at the end that will never be complete.
         last_lsn = primary.record_end_at_or_below(end_lsn)
-        for standby in self.standbys:
+        if self.agents is not None and (missing := self.agents.missing()):
+            return missing
+        for standby in self.standbys if self.agents is None else self.agents.following():
             if standby.applied_lsn != last_lsn:
                 return (
                     f"{standby.name} has replayed up to {format_lsn(standby.applied_lsn)}, not {format_lsn(last_lsn)}"
@@ -689,6 +711,8 @@ class World:
     def abandon(self) -> None:
         """End the processes that have coroutines."""
         self.failover.abandon()
+        if self.agents is not None:
+            self.agents.abandon()
         for proxy in self._added:
             proxy.abandon()
 
@@ -730,6 +754,7 @@ def small_frames(history_entries_max: int, bends: Bends) -> Iterator[None]:
         *REPLACED,
         *REPLACED_IN_SHELLS,
         *REPLACED_IN_PROXIES,
+        *REPLACED_IN_AGENTS,
         *bends.settings(),
         (term_history_module, "HISTORY_ENTRIES_MAX", history_entries_max),
         (reference_ballots, "ENTRIES_MAX", history_entries_max),

@@ -19,7 +19,7 @@ from walproxy.agent.agent import Agent
 from walproxy.agent.config import AgentConfig, endpoints
 from walproxy.agent.decision import FailOver
 from walproxy.agent.report import AgentReport, AgentSettings
-from walproxy.agent.server_look import ServerState
+from walproxy.agent.server_look import ServerLook, ServerState
 from walproxy.agent.sight import SeenReport
 from walproxy.agent.state import ClusterView, LogPositions
 from walproxy.agent.work import WorkState
@@ -171,6 +171,26 @@ async def test_a_fence_that_does_not_end_is_killed_with_its_children_and_named(
     assert ours.report().problem == "fence_command has not ended within 1 s"
     await asyncio.sleep(1.5)
     assert not ended.exists()
+
+
+@on_the_loop
+async def test_a_server_that_does_not_serve_is_not_looked_at_without_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step without a result is followed by a look at once, which runs pg_controldata."""
+    ours, taken = agent(tmp_path), list[object]()
+    monkeypatch.setattr(ours, "_take", taken.append)
+    monkeypatch.setattr(ours, "_keep_proxy", lambda now: asyncio.sleep(0))
+    ours.watch.looked_at = 1.0
+    loop = asyncio.create_task(ours._step_loop())
+    for state, count in ((ServerState.STOPPED, 0), (ServerState.STARTING, 0), (ServerState.STANDBY, 1)):
+        ours.watch.look = ServerLook(state, has_standby_signal=False)
+        ours._changed.set()
+        async with asyncio.timeout(5.0):
+            while ours._changed.is_set():
+                await asyncio.sleep(0)
+        assert len(taken) == count, state
+    loop.cancel()
 
 
 def test_the_others_have_patience_with_the_guards_that_are_configured(tmp_path: Path) -> None:

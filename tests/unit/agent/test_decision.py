@@ -468,6 +468,26 @@ def test_a_standby_that_has_replayed_more_than_the_new_leader_has_rejoins() -> N
         assert decider.decide(NOW, STOPPED_STANDBY, seen, commits=False) == StartStandby()
 
 
+def test_standby_whose_promotion_crashed_is_rejoined_once_commits_go_on_without_it() -> None:
+    """On a timeline that no other server has it receives nothing, for as long as it runs."""
+    later = (PrimaryChange("failover", "pg3", 4, 4, fork_lsn=900, old_tli=1),)
+    cases = (
+        (1, (), 2, False, True),  # The old primary leads again.
+        (4, later, 2, False, True),  # Another one was promoted: from timeline 1.
+        (4, later, 3, True, False),  # It streams.
+        (4, (), 2, False, False),  # How the log came to timeline 4 is not known.
+        (4, later, 1, False, False),  # It is on the log's way, and is about to follow.
+    )
+    for leader_tli, changes, tli, streams, is_stranded in cases:
+        leader = report("pg1", "primary", tli=leader_tli, is_leader=True)
+        seen = view(leader, report("pg2"), log_tli=leader_tli, settings=AgentSettings(changes=changes))
+        look = replace(STANDBY, tli=tli, is_streaming=streams)
+        decider = watching(Own("pg2"))
+        assert decider.decide(NOW, look, seen, commits=False) == Wait(), "it may only have seen a promotion first"
+        step = decider.decide(NOW + READMIT_AFTER_S, look, replace(seen, sent_at=NOW + 2.9), commits=False)
+        assert isinstance(step, Stop) is is_stranded, (leader_tli, tli, step)
+
+
 def test_resigned_leader_does_not_take_its_own_old_report_for_another_leader() -> None:
     decider = watching(Own("pg1"))
     decider.resigned(NOW)
@@ -648,6 +668,18 @@ def test_order_to_fail_over_needs_a_second_of_silence_only() -> None:
     assert decide(STANDBY, view(report("pg2"), silent_s=0.5, settings=settings)) == Wait()
     refused = decide(STANDBY, view(LEADER, report("pg2"), silent_s=1.0, settings=settings))
     assert isinstance(refused, Refuse) and "pg1 leads" in refused.reason
+
+
+def test_ordered_attempt_that_has_failed_is_not_repeated_at_once() -> None:
+    """Its fence_command would run several times a second."""
+    for settings, others in ((ordered("failover", "pg2"), ()), (ordered("switchover", "pg2"), (RESIGNED,))):
+        decider = watching(Own("pg2"))
+        seen = view(report("pg2"), *others, silent_s=60.0, settings=settings)
+        assert decider.decide(NOW, STANDBY, seen, commits=False) == FailOver(settings.order)
+        decider.failed(NOW)
+        assert isinstance(decider.decide(NOW + 1.0, STANDBY, seen, commits=False), Wait)
+        later = replace(seen, sent_at=NOW + RETRY_S_MIN)
+        assert decider.decide(NOW + RETRY_S_MIN, STANDBY, later, commits=False) == FailOver(settings.order)
 
 
 def test_order_to_rebuild() -> None:
