@@ -148,11 +148,11 @@ class BeginsAnewAtOnce(Acceptor):
         return None if given_up else super()._refusal_of_new_beginning(parted, message)
 
 
-class SupersededByAnyLog(Acceptor):
-    """Takes it for granted that a quorum has each log that is sent to it."""
+class BeginsAnewForForgottenTerms(Acceptor):
+    """Takes a log for another one if all that the two share is forgotten."""
 
-    def _is_superseded(self, message: Elected) -> bool:
-        return True
+    def _shares_forgotten_terms_only(self, message: Elected) -> bool:
+        return False
 
 
 class TrimsBeforeTheTerm(Acceptor):

@@ -350,11 +350,11 @@ BUGS: dict[str, Bug] = {
         _acceptor(dropped.BeginsAnewAtOnce),
         scenario="a_member_begins_anew_for_what_no_quorum_has",
     ),
-    "superseded_by_any_log": Bug(
+    "begins_anew_for_forgotten_terms": Bug(
         "S5",
-        "a member cuts down to its commit_lsn only if a quorum has gone on without it",
+        "a log whose common terms with the next one are forgotten is not replaced",
         "elections",
-        _acceptor(dropped.SupersededByAnyLog),
+        _acceptor(dropped.BeginsAnewForForgottenTerms),
         scenario="a_member_of_the_quorum_has_forgotten_more_than_others",
     ),
     "gives_up_what_no_quorum_can_cut": Bug(
