@@ -39,7 +39,6 @@ from safekeeper.consensus.term_history import (
     Divergence,
     bound_history,
     divergence,
-    divergence_at_forgotten_term,
     last_term,
     next_tli_switch,
     tli_at,
@@ -203,16 +202,15 @@ class AcceptorLog:
 
     def _adopt(self, message: Elected) -> EffectsThen[Reason | None]:
         """Adopt the elected proposer's history (S5), cutting what diverges; or return why not."""
-        cut = parted = yield from self._divergence_from(message)
+        if self._shares_forgotten_terms_only(message):
+            return RefusalCode.HISTORY, (
+                f"the terms that its log shares with that of {message.leader_id} are forgotten: when a quorum accepts "
+                "WAL without it, wipe its data folder, so that it joins as a learner"
+            )
+        cut = parted = self._divergence_from(message)
         if cut is not None and cut.lsn < self.control.wal_begin_lsn:
             cut = None  # This safekeeper retains nothing that the two logs share: a cut would leave nothing.
         base_lsn: Lsn | None = None
-        is_guess = parted is not None and parted.is_assumed and parted.lsn < self.flush_lsn
-        if is_guess and not self._is_superseded(message):
-            return RefusalCode.RANGE, (
-                f"this safekeeper retains its WAL up to {format_lsn(self.flush_lsn)} until a quorum has the log of "
-                f"{message.leader_id}: the terms that the two logs share are forgotten"
-            )
         if cut is None:
             refusal = self._refusal_of_new_beginning(parted, message)
             if refusal is not None:
@@ -265,57 +263,37 @@ class AcceptorLog:
         yield from self._finish_adoption()
         return None
 
-    def _divergence_from(self, message: Elected) -> EffectsThen[Divergence | None]:
+    def _divergence_from(self, message: Elected) -> Divergence | None:
         """Return where this log and the elected proposer's diverge, None if they have nothing in common."""
         if not self.flush_lsn:
             return None
-        control = self.control
         # Including entries above our end: this log is the beginning of the one that was adopted last.
-        own = control.history
-        forgotten_term = max(control.forgotten_term, message.forgotten_term)
+        own, forgotten_term = self.control.history, max(self.control.forgotten_term, message.forgotten_term)
         found = divergence(own, LSN_MAX, message.history, forgotten_term)
-        if found is None:
-            theirs = message.history, message.forgotten_term
-            found = divergence_at_forgotten_term(own, control.forgotten_term, *theirs)
-        if found is not None:
-            return found._replace(lsn=min(found.lsn, self.flush_lsn))
-        if not own or own[0].term > forgotten_term:
-            return None
-        # The last common term was forgotten, here or there. If a quorum has continued without this member since, it has
-        # each complete record committed here, unless that was given up, and needs nothing else of this log.
-        given_up = [
-            entry.start_lsn
-            for entry in message.history
-            if entry.gives_up and entry.term > control.forgotten_term and entry not in own
-        ]
-        end_lsn = yield from self._end_of_committed_records()
-        return Divergence(min([end_lsn, *given_up]), gives_up=True, is_assumed=True)
+        return found._replace(lsn=min(found.lsn, self.flush_lsn)) if found is not None else None
+
+    def _shares_forgotten_terms_only(self, message: Elected) -> bool:
+        """Return whether nothing shows where the two logs diverge, because it was forgotten, here or there.
+
+        This log may be part of the other one. Any cut may remove committed WAL: the data folder counts as lost (S8).
+        """
+        own, forgotten_term = self.control.history, max(self.control.forgotten_term, message.forgotten_term)
+        may_share = bool(self.flush_lsn and own) and own[0].term <= forgotten_term
+        return may_share and self._divergence_from(message) is None
 
     def _is_superseded(self, message: Elected) -> bool:
         """Return whether a quorum has the message's log, up to or beyond the divergence, in a term that this log lacks.
 
-        Either in the message's term, or in an earlier one that was not adopted here and whose first byte is committed;
-        forgotten entries are older than such a term. Every later leader has that log, whatever happens to this one.
+        Either in the message's term, or in an earlier one that was not adopted here and whose first byte is committed.
+        Every later leader has that log, whatever happens to this one.
         """
         last = last_term(self.control.history)
         settled = any(entry.term > last and entry.start_lsn < message.settled_lsn for entry in message.history)
-        return settled or message.commit_lsn > 0 or last <= message.forgotten_term
+        return settled or message.commit_lsn > 0
 
     def _gives_up_anew(self, message: Elected) -> bool:
         """Return whether the message's log gives up WAL in an entry that this acceptor has not adopted."""
         return any(entry.gives_up and entry not in self.control.history for entry in message.history)
-
-    def _end_of_committed_records(self) -> EffectsThen[Lsn]:
-        """Return the end of the last complete record below commit_lsn: a fork may have replaced what follows (S9)."""
-        last_record_lsn: Lsn
-        record_end_lsn: Lsn
-        if self.commit_lsn <= self.control.wal_begin_lsn:
-            return self.commit_lsn
-        _, last_record_lsn, _ = yield FindRecords(self.commit_lsn)
-        if not last_record_lsn:
-            return self.control.wal_begin_lsn
-        record_end_lsn, _, _ = yield FindRecords(last_record_lsn)
-        return record_end_lsn if 0 < record_end_lsn <= self.commit_lsn else last_record_lsn
 
     def _refusal_of_new_beginning(self, parted: Divergence | None, message: Elected) -> Reason | None:
         """Return why this log must not be replaced by one that shares none of it, None if it may be.

@@ -9,7 +9,7 @@ An entry of length zero is meaningful as the last one: it records that the term 
 counts as newer.
 
 Old entries may be missing: `forgotten_term` is the highest term that was removed, 0 if none was. The remaining entries
-of terms up to it, the first entry of each timeline and those that give up WAL, do not tell where two logs diverge.
+of terms up to it, the first entry of each timeline, do not tell where two logs diverge.
 """
 
 from typing import NamedTuple
@@ -69,12 +69,10 @@ class Divergence(NamedTuple):
     Attributes:
         lsn: the first position at which they may differ: bytes below it are equal in both.
         gives_up: the other log diverges with an entry that gives up committed WAL.
-        is_assumed: no common term shows it: a quorum is assumed to have continued without this log.
     """
 
     lsn: Lsn
     gives_up: bool = False
-    is_assumed: bool = False
 
 
 def check_history(history: TermHistory) -> None:
@@ -105,7 +103,7 @@ def cut_history(history: TermHistory, end_lsn: Lsn) -> TermHistory:
 def forget_front(history: TermHistory, forgotten_term: int, kept_lsn: Lsn) -> tuple[TermHistory, int]:
     """Remove the entries that are completely below `kept_lsn`; return the others, and the highest removed term.
 
-    The last entry that starts below it stays, and so do landmarks (`forget_entries`).
+    The last entry that starts below it stays, and so does the first one of each timeline.
     """
     count = max((index for index, entry in enumerate(history) if entry.start_lsn < kept_lsn), default=0)
     return forget_entries(history, forgotten_term, count)
@@ -114,8 +112,8 @@ def forget_front(history: TermHistory, forgotten_term: int, kept_lsn: Lsn) -> tu
 def bound_history(history: TermHistory, forgotten_term: int, commit_lsn: Lsn) -> tuple[TermHistory, int]:
     """Remove the oldest entries if there are more than fit a message, even if their WAL is retained.
 
-    The oldest remaining one begins below `commit_lsn`, so a quorum has adopted it or a later one: a member that has
-    adopted neither is not needed (5.4).
+    The oldest remaining one begins below `commit_lsn`, so a quorum has adopted it or a later one, and shares a term
+    with this history. A member that has adopted neither refuses the history (5.4).
     """
     count = len(history) - HISTORY_ENTRIES_MAX
     while count > 0 and history[count].start_lsn >= commit_lsn:
@@ -124,10 +122,10 @@ def bound_history(history: TermHistory, forgotten_term: int, commit_lsn: Lsn) ->
 
 
 def forget_entries(history: TermHistory, forgotten_term: int, count: int) -> tuple[TermHistory, int]:
-    """Remove the first `count` entries except landmarks: the first of each timeline, and those that give up WAL."""
+    """Remove the first `count` entries except the landmarks, the first of each timeline."""
     landmarks, highest = [], 0
     for index, entry in enumerate(history[:count]):
-        if entry.gives_up or index == 0 or entry.tli != history[index - 1].tli:
+        if index == 0 or entry.tli != history[index - 1].tli:
             landmarks.append(entry)
         else:
             highest = entry.term
@@ -198,25 +196,6 @@ def divergence(own: TermHistory, own_end_lsn: Lsn, other: TermHistory, forgotten
         leaves_with = other[other_index + 1 : other_index + 2]
         return Divergence(lsn, any(entry.gives_up for entry in leaves_with))
     return None
-
-
-def divergence_at_forgotten_term(
-    own: TermHistory, own_forgotten_term: int, other: TermHistory, other_forgotten_term: int
-) -> Divergence | None:
-    """Return where two logs diverge that share the higher `forgotten_term` of the two, but no later term.
-
-    That term was part of the log that has forgotten it, or of the one from which this log continues: the next remaining
-    term begins where it ended, or where a fork cut it. None if one of the two never had it.
-    """
-    term = max(own_forgotten_term, other_forgotten_term)
-    next_entries = []
-    for history, forgotten_term in ((own, own_forgotten_term), (other, other_forgotten_term)):
-        if not term or (forgotten_term != term and all(entry.term != term for entry in history)):
-            return None
-        next_entries.append(next((entry for entry in history if entry.term > term), None))
-    lsn = min((entry.start_lsn for entry in next_entries if entry is not None), default=LSN_MAX)
-    leaves_with = next_entries[1]
-    return Divergence(lsn, leaves_with is not None and leaves_with.gives_up)
 
 
 def describe_history(history: TermHistory) -> str:

@@ -6,8 +6,8 @@ string of its own, and `HostRota` decides which one to try:
 
 - in rounds, one host after the other, beginning with the one that worked last; after a round the caller pauses;
 - a host that is refused is put aside. It is tried again after a while, and only at the end of a round in which no other
-  host was of use: an attempt may cost a term. What an election would refuse again costs none; the consensus
-  remembers that by the host's name (walproxy/proposer/refusals.py).
+  host was of use. Whether it has changed is then seen by its identity; if it has not, the consensus lets it wait for
+  longer each time, since an attempt costs a term (walproxy/proposer/refusals.py).
 
 A name that resolves to several addresses is one host; psycopg tries them. So is a service (service=...), whatever it
 contains. There is one primary at most, so load_balance_hosts has nothing to balance: the order is that of the string.

@@ -13,7 +13,7 @@ election         how votes become a donor, a history and the highest position th
 verification     whether the primary continues the donor's log
 primary          identities, timelines, the start of a term
 primary_stream   the COPY from the primary, and its comparison with the log
-refusals         the memory of primaries that elections have refused, so that no term is spent on them again
+refusals         how long each primary that elections have refused waits before the next one
 leadership       a term that is led: the members' positions, and the quorum's
 replication      WAL to the members of a term
 progress         the state of each member of a term, with its transitions

@@ -19,8 +19,8 @@ class Timing:
     """The timeouts and intervals of a proposer, in seconds.
 
     Attributes:
-        refused_wait_min_s, refused_wait_max_s: the pause before the next election for a host whose bytes were
-            refused, the first one and the maximum.
+        refused_wait_min_s, refused_wait_max_s: the pause before the next election for a host that was refused, the
+            first one and the maximum.
         catchup_bytes_per_s: the rate at which WAL below the window is fetched for one member.
     """
 

@@ -34,7 +34,6 @@ class PrimaryEvents(Terms):
         self._stream.identities_due = 0
         first = self.primary is None and not self.candidacy.held_term
         self.primary = primary
-        self._greeted_for_refusal_at = None
         self._stream.own_page_crcs, self._stream.own_begin_lsn = own_page_crcs, own_begin_lsn
         self._stream.is_open = False
         if first:

@@ -23,10 +23,7 @@ class PrimaryRefusals(ProposerState):
         if campaign is not None and campaign.leader_id is not None:
             self._note(Level.INFO, f"term {campaign.leader_id.term} is not led, the primary is refused: {reason}")
         if campaign is not None and campaign.phase is Phase.VERIFYING and campaign.primary is not None:
-            by_bytes = campaign.plan is not None
-            self.refusals.remember(
-                campaign.primary, reason, campaign.cluster, campaign.votes, by_bytes=by_bytes, now=now
-            )
+            self.refusals.remember(campaign.primary, reason, now)
         self._out.append(RefusePrimary(reason))
         self._part_from_primary()
         if self.campaign is not None or self._bootstrap is not None:
@@ -43,19 +40,8 @@ class PrimaryRefusals(ProposerState):
         return bool(reason)
 
     def _is_refused_again(self, primary: PrimaryIdentity, now: float) -> bool:
-        """Refuse a primary without an election if it would be refused again (4.10). True if none is to begin now."""
-        if not self.refusals.may_be_repeated(primary, now):
-            return False
-        if self._greeted_for_refusal_at is None:
-            # Logs may have changed since these greetings.
-            self._greeted_for_refusal_at = self._next_attempt_at = now
-            self.roster.forget_greetings()
-            self.roster.greet_all(primary, now)
-            return True
-        is_awaited = any(peer.connected and peer.greeting is None and not peer.refused for peer in self.peers.values())
-        if is_awaited and now - self._greeted_for_refusal_at < self.timing.vote_timeout_s:
-            return True
-        reason = self.refusals.reason(primary, self.peers, now)
+        """Refuse a primary without an election while it waits (4.10). True if it is refused."""
+        reason = self.refusals.reason(primary, now)
         if reason:
             self._refuse_primary(reason, now)
         return bool(reason)

@@ -6,7 +6,7 @@ S10). Only then is `Elected` sent to the members: everything before that changes
 `Leadership` sends WAL to the members. A term ends when a higher one is reported, when its start is lost, or when the
 primary changes its timeline; the same proposer then tries to win a higher one. A primary that does not fit ends the
 process, or, if there are several hosts, is treated as disconnected: a term that is led continues, an attempt to win one
-is given up, and a primary that another attempt would refuse again is refused without one (refusals.py).
+is given up, and a primary that was refused waits before the next attempt (refusals.py).
 
     GATHERING -> [BOOTSTRAPPING ->] PRE_VOTING -> VOTING -> VERIFYING -> LEADING -> GATHERING ...
                                                                               \\-> FINISHED

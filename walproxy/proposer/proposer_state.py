@@ -53,7 +53,6 @@ class ProposerState:
         self.refusal: WalproxyError | None = None
         self.stuck = ""
         self._greeted_since_slot = False
-        self._greeted_for_refusal_at: float | None = None
         self._bootstrap: Bootstrap | None = None
         self._bootstrapped: set[int] = set()
         self._stream = PrimaryStream()

@@ -148,11 +148,11 @@ class BeginsAnewAtOnce(Acceptor):
         return None if given_up else super()._refusal_of_new_beginning(parted, message)
 
 
-class SupersededByAnyLog(Acceptor):
-    """Takes it for granted that a quorum has each log that is sent to it."""
+class BeginsAnewForForgottenTerms(Acceptor):
+    """Takes a log for another one if all that the two share is forgotten."""
 
-    def _is_superseded(self, message: Elected) -> bool:
-        return True
+    def _shares_forgotten_terms_only(self, message: Elected) -> bool:
+        return False
 
 
 class TrimsBeforeTheTerm(Acceptor):
@@ -627,25 +627,13 @@ def take_what_is_there(proxy: SimProxy, reason: str) -> None:
     _put_aside(proxy, reason)
 
 
-_may_be_repeated, _reason_to_repeat = Refusals.may_be_repeated, Refusals.reason
+_reason_to_wait = Refusals.reason
 
 
-def _refused_before(refusals: Refusals, primary: PrimaryIdentity) -> PrimaryIdentity:
-    past = refusals._by_host.get(primary.host)
-    return primary if past is None else past.identity
-
-
-def may_be_repeated_by_name(refusals: Refusals, primary: PrimaryIdentity, now: float) -> bool:
-    return _may_be_repeated(refusals, _refused_before(refusals, primary), now)
-
-
-def reason_by_name(refusals: Refusals, primary: PrimaryIdentity, peers: Peers, now: float) -> str:
+def reason_by_name(refusals: Refusals, primary: PrimaryIdentity, now: float) -> str:
     """Judge the server that was refused under this name, whichever it leads to."""
-    return _reason_to_repeat(refusals, _refused_before(refusals, primary), peers, now)
-
-
-def always_unchanged(*_: Any) -> bool:
-    return True
+    past = refusals._by_host.get(primary.host)
+    return _reason_to_wait(refusals, primary if past is None else past.identity, now)
 
 
 def nothing_required(*_: Any) -> None:

@@ -42,7 +42,7 @@ from walproxy.failover.attempt import PromotionAttempt
 from walproxy.failover.candidates import HostLook
 from walproxy.failover.sealer import Sealer
 from walproxy.postgres.walreceiver import ReplicationConnection
-from walproxy.proposer import election, refusals, replication
+from walproxy.proposer import election, replication
 from walproxy.proposer import leadership as leadership_module
 from walproxy.proposer.campaign import Campaign
 from walproxy.proposer.leadership import Leadership
@@ -351,11 +351,11 @@ BUGS: dict[str, Bug] = {
         _acceptor(dropped.BeginsAnewAtOnce),
         scenario="a_member_begins_anew_for_what_no_quorum_has",
     ),
-    "superseded_by_any_log": Bug(
+    "begins_anew_for_forgotten_terms": Bug(
         "S5",
-        "a member cuts down to its commit_lsn only if a quorum has gone on without it",
+        "a log whose common terms with the next one are forgotten is not replaced",
         "elections",
-        _acceptor(dropped.SupersededByAnyLog),
+        _acceptor(dropped.BeginsAnewForForgottenTerms),
         scenario="a_member_of_the_quorum_has_forgotten_more_than_others",
     ),
     "gives_up_what_no_quorum_can_cut": Bug(
@@ -488,21 +488,10 @@ BUGS: dict[str, Bug] = {
     ),
     "refusal_of_another_server": Bug(
         "step 4",
-        "what is refused without a term is a server, not a host's name",
+        "a server waits that was refused, not a host's name",
         "refusals",
-        (
-            (Refusals, "may_be_repeated", dropped.may_be_repeated_by_name),
-            (Refusals, "reason", dropped.reason_by_name),
-        ),
-        rates={"trims": 0.0, "proxies_stay": 1.0},
-        quick=36,
-    ),
-    "refusal_of_older_logs": Bug(
-        "step 4",
-        "a refusal is repeated without a term only while no log has changed",
-        "refusals",
-        ((refusals, "_is_unchanged", dropped.always_unchanged),),
-        scenario="a_refused_host_fits_a_log_that_was_cut",
+        ((Refusals, "reason", dropped.reason_by_name),),
+        scenario="a_refused_host_leads_to_another_server",
     ),
     "end_of_wal_underestimated": Bug(
         "S13",

@@ -67,4 +67,6 @@ class Minority:
                 error = Violation("Availability", f"nothing is committed while {names} cannot be reached")
                 raise SimulationFailed(error, world.trace())
             world.run(world.clock.now + 0.1)
+            if world.forgotten():
+                break  # It counts as a lost disk: there is no minority to spare.
         world.clock.after(0.0, world.network.unblock_all)

@@ -158,7 +158,7 @@ class LoneElections(DrawnMessages):
         return promised.proposer_id if promised.term == term and self._chance(0.8) else self.rng.choice(RUNS)
 
     def _forget(self, history: TermHistory, forgotten: int) -> tuple[TermHistory, int]:
-        """Leave out old entries, as proposers do: the first of each timeline and those that give up WAL stay."""
+        """Leave out old entries, as proposers do: the first of each timeline stays."""
         if not self._chance(0.25) or len(history) < 2:
             return history, forgotten
         kept = self._without(history, self.rng.choice((len(history), self.rng.randrange(1, len(history) + 1))))
@@ -168,5 +168,5 @@ class LoneElections(DrawnMessages):
         return tuple(
             entry
             for index, entry in enumerate(history)
-            if index >= count or index == 0 or entry.gives_up or history[index - 1].tli != entry.tli
+            if index >= count or index == 0 or history[index - 1].tli != entry.tli
         )

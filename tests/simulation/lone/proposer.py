@@ -122,11 +122,7 @@ class LoneProposer(LonePrimary, LoneAnswers, LoneOperator):
         has_campaign = self._proposer.campaign is not None
         requests = (request for s in self._safekeepers.values() for request in s.requests)
         pulls = leadership is not None and any(isinstance(request, PullWal) for request in requests)
-        if self._proposer._greeted_for_refusal_at is not None and self._chance(0.2):
-            # Not all greet again in time.
-            self._now_s += self._proposer.timing.vote_timeout_s
-            self._tick()
-        elif self._chance(0.15 if pulls else 0.002 if has_campaign else 0.005):
+        if self._chance(0.15 if pulls else 0.002 if has_campaign else 0.005):
             self._rest()
         elif self._chance(self._breaks_votes if has_campaign else 0.02 if self._is_forgetful else 0.006):
             self._disconnect()

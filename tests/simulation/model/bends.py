@@ -57,7 +57,7 @@ class Bends:
         trim_s: the interval at which they remove old WAL.
         trim_segments: so many segments at once.
         digest_bytes: a safekeeper returns checksums of so much WAL at once, a multiple of a page.
-        refused_wait_s: a primary whose bytes were refused is not elected for again for so long at first.
+        refused_wait_s: a primary that was refused is not elected for again for so long at first.
     """
 
     append_bytes: float = 2000.0

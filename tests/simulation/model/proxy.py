@@ -49,7 +49,6 @@ from walproxy.proposer.phase import ProposerConfig
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.refusals import Refusals
-from walproxy.proposer.roster import Peers
 from walproxy.proxy.window import Window
 
 if TYPE_CHECKING:
@@ -79,15 +78,15 @@ class PrimaryLink:
 
 
 class CountedRefusals(Refusals):
-    """The refusals of a run's elections; those that another election would only repeat are counted."""
+    """The refusals of a run's elections; those that are repeated without one are counted."""
 
     def __init__(self, world: "World") -> None:
         super().__init__(world.timing.refused_wait_min_s, world.timing.refused_wait_max_s)
         self._counts = world.counts
 
-    def reason(self, primary: PrimaryIdentity, peers: Peers, now: float) -> str:
-        """Return why an election would refuse this primary again, empty if one is needed to decide that."""
-        reason = super().reason(primary, peers, now)
+    def reason(self, primary: PrimaryIdentity, now: float) -> str:
+        """Return why this primary was refused if it waits, empty if an election may decide about it."""
+        reason = super().reason(primary, now)
         self._counts.count("refusals without a term", int(bool(reason)))
         return reason
 

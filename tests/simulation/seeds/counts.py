@@ -127,6 +127,8 @@ REACHED = (
     "disk errors",
     "full disks met",
     "members wiped",
+    "members forgotten",
+    "quorums forgotten",
     "folders restored",
     "older folders noticed",
     "folders exchanged",

@@ -61,6 +61,8 @@ from walproxy.proposer.proposer import Proposer
 
 TRACE_LINES = 60
 SHORT_HISTORY = 2
+# The reason of a member that refuses a history, since what it shares with it is forgotten.
+FORGOTTEN = "are forgotten"
 LIVENESS_S = 40.0
 # Where the times of the product are bent, a vote may seldom be in time.
 LIVENESS_TIMES_BENT = 4
@@ -644,6 +646,9 @@ class World:
         # A member that lacks much, and receives it in small messages, may take longer as long as it moves on.
         while self.clock.now < min(moved_at, began_at + LIVENESS_TIMES_MOVING * within_s) + within_s:
             self.run(self.clock.now + 0.1)
+            if self.wipe_forgotten():
+                self.counts.count("quorums forgotten")
+                return
             if written_at is None and self.clock.now > began_at + WORKLOAD_S and self.checker.acked_lsn > acked_before:
                 # Commits advance: let the workload end, so that all can catch up.
                 written_at = self.clock.now
@@ -659,6 +664,37 @@ class World:
             f"after {within_s:g} s without faults, and without a step: {self._missing() or 'no commit advanced'}",
         )
         raise SimulationFailed(error, self.trace())
+
+    def forgotten(self) -> list[SimSafekeeper]:
+        """Return the safekeepers that refuse the leader's history, since the terms that they share are forgotten."""
+        leader = self.leader()
+        proposer = leader.proposer if leader is not None else None
+        peers = proposer.peers if proposer is not None else {}
+        return [self.safekeepers[i] for i, peer in peers.items() if FORGOTTEN in peer.refused]
+
+    def wipe_forgotten(self) -> bool:
+        """Wipe their disks once a quorum accepts WAL without them, as operators do.
+
+        Returns:
+            Whether no quorum can, since they count as lost: what is left is a rebootstrap.
+        """
+        refusing, leader, membership = self.forgotten(), self.leader(), self.checker.membership
+        if not refusing or leader is None or membership is None:
+            return False
+        leadership = leader.proposer.leadership if leader.proposer is not None else None
+        if leadership is not None and leadership.commit_lsn:
+            for safekeeper in refusing:
+                control = safekeeper.disk.control
+                if safekeeper.acceptor is not None and control is not None and control.history:
+                    safekeeper.crash()
+                    safekeeper.wipe()
+                    self.counts.count("members forgotten")
+            return False
+        ids = {safekeeper.id for safekeeper in refusing}
+        return any(
+            sum(member.id in ids or self.is_lost(member.identity) for member in half) > quorums.spare(half, sizes)
+            for half, sizes in quorums.halves(membership)
+        )
 
     def _missing(self) -> str:
         """Return what keeps the cluster from having converged, empty if nothing does."""

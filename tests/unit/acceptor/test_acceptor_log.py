@@ -68,20 +68,46 @@ def kinds(bench: Bench, *wanted: type[Effect]) -> list[Effect]:
 # A log that shares nothing that this safekeeper retains.
 
 
-@pytest.mark.parametrize(("forgotten_term", "is_dropped"), [(1, False), (2, True), (3, True)])
-def test_a_log_whose_own_last_term_the_other_one_has_forgotten_is_dropped(
-    forgotten_term: int, is_dropped: bool
+@pytest.mark.parametrize(
+    ("own", "own_forgotten_term", "forgotten_term"),
+    [
+        # Its last term is forgotten by the other log, in which the first entry of the timeline is left.
+        (((1, BASE, 1), (2, BASE + 50, 1)), 0, 2),
+        (((1, BASE, 1), (2, BASE + 50, 1)), 0, 7),
+        # It has itself forgotten what the other log may have in common with it.
+        (((1, BASE, 1), (5, BASE + 50, 1)), 3, 0),
+        # The other log has forgotten its own first entry: the term of this log's only entry.
+        (((4, BASE, 1),), 0, 4),
+    ],
+)
+@pytest.mark.parametrize("commit", [0, 100])
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_a_log_whose_common_terms_are_forgotten_is_neither_cut_nor_replaced(
+    own: tuple[tuple[int, ...], ...], own_forgotten_term: int, forgotten_term: int, commit: int, gives_up: bool
 ) -> None:
-    """A term is forgotten once a quorum has adopted it or a later one: also the very last term of this log."""
-    begin_lsn = BASE + 3 * SEGMENT
-    own = entries((1, BASE, 1), (2, BASE + 2 * SEGMENT, 1))
-    bench = restarted(own, BASE + 5 * SEGMENT, wal_begin_lsn=begin_lsn, commit_lsn=BASE + 4 * SEGMENT)
-    fork = ((1, BASE, 1), (5, BASE + SEGMENT, 2, True), (9, BASE + SEGMENT, 2))
-    answer = bench.deliver(elected(P9, *fork, forgotten_term=forgotten_term))
-    if is_dropped:
-        assert answer == AppendResponse(P9, BASE, BASE, 0) and ResetWal(BASE, 1) in bench.effects
-    else:
-        assert answer.code is RefusalCode.RANGE and bench.control.history == own
+    commit_lsn = BASE + commit if commit else 0
+    bench = restarted(entries(*own), BASE + 300, forgotten_term=own_forgotten_term, commit_lsn=commit_lsn)
+    before = bench.control
+    history = ((1, BASE, 1), (8, BASE + 40, 1, gives_up), (9, BASE + 400, 1))
+    message = elected(P9, *history, forgotten_term=forgotten_term, settled_lsn=BASE + 401, commit_lsn=BASE + 401)
+    answer = bench.deliver(message)
+    assert (
+        answer.code is RefusalCode.HISTORY
+        and "are forgotten: when a quorum accepts WAL without it, wipe" in answer.reason
+    )
+    assert bench.control == before and (bench.acceptor.flush_lsn, bench.acceptor.commit_lsn) == (BASE + 300, commit_lsn)
+
+
+def test_a_log_without_a_byte_has_nothing_that_could_be_forgotten() -> None:
+    bench = restarted(entries((1, BASE, 1)), 0, wal_begin_lsn=0)
+    answer = bench.deliver(elected(P9, (1, BASE, 1), (8, BASE + 40, 1), (9, BASE + 400, 1), forgotten_term=7))
+    assert answer.flush_lsn == BASE and ResetWal(BASE, 1) in bench.effects
+
+
+def test_terms_above_the_forgotten_one_show_where_two_logs_part() -> None:
+    bench = restarted(entries((1, BASE, 1), (5, BASE + 50, 1)), BASE + 300, commit_lsn=BASE + 100)
+    history = ((1, BASE, 1), (5, BASE + 50, 1), (9, BASE + 200, 1))
+    assert bench.deliver(elected(P9, *history, forgotten_term=4)).flush_lsn == BASE + 200
 
 
 @pytest.mark.parametrize(
@@ -100,40 +126,6 @@ def test_a_term_that_this_log_has_shows_no_quorum_without_it(settled: int, is_dr
     answer = bench.deliver(elected(P9, *fork, settled_lsn=BASE + settled))
     assert isinstance(answer, AppendResponse) is is_dropped
     assert is_dropped or answer.code is RefusalCode.RANGE
-
-
-def test_a_log_that_may_be_replaced_and_has_nothing_committed_is_not_searched_for_records() -> None:
-    bench = restarted(entries((1, BASE, 1), (2, BASE + 50, 1)), BASE + 100)
-    assert bench.acceptor.commit_lsn == 0
-    history = ((1, BASE, 1), (8, BASE + 200, 1), (9, BASE + 400, 1))
-    answer = bench.deliver(elected(P9, *history, forgotten_term=7, settled_lsn=BASE))
-    assert answer.flush_lsn == BASE and kinds(bench, FindRecords) == []
-    assert bench.acceptor.commit_lsn == BASE
-
-
-@pytest.mark.parametrize(
-    ("own", "own_forgotten_term", "given_up", "kept"),
-    [
-        ((), 0, (5, 60), 60),
-        ((), 0, (5, 120), 100),
-        # This log was already cut there.
-        (((5, BASE + 60, 1, True),), 0, (5, 60), 100),
-        # And so was the log from which it has forgotten terms: up to the one that was forgotten last.
-        (((6, BASE + 70, 1),), 4, (4, 60), 100),
-        (((6, BASE + 70, 1),), 5, (4, 60), 100),
-        (((6, BASE + 70, 1),), 3, (4, 60), 60),
-    ],
-)
-def test_what_was_given_up_counts_only_where_this_log_was_not_yet_cut_for_it(
-    own: tuple[tuple[int, ...], ...], own_forgotten_term: int, given_up: tuple[int, int], kept: int
-) -> None:
-    bench = restarted(entries((1, BASE, 1), *own), BASE + 300, forgotten_term=own_forgotten_term, commit_lsn=BASE + 100)
-    bench.last_record_of = lambda lsn: BASE + 80 if lsn == BASE + 100 else 0
-    bench.record_end_of = lambda lsn: BASE + 100
-    term, offset = given_up
-    history = ((1, BASE, 1), (term, BASE + offset, 1, True), (8, BASE + 200, 1), (9, BASE + 400, 1))
-    answer = bench.deliver(elected(P9, *history, forgotten_term=7))
-    assert (answer.flush_lsn, bench.acceptor.commit_lsn) == (BASE + kept, BASE + kept)
 
 
 def test_a_history_of_this_log_that_is_not_all_forgotten_shows_that_another_log_is_another_one() -> None:

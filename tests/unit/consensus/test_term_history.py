@@ -13,7 +13,6 @@ from safekeeper.consensus.term_history import (
     cut_history,
     describe_history,
     divergence,
-    divergence_at_forgotten_term,
     forget_front,
     last_term,
     listed_terms,
@@ -136,11 +135,6 @@ def test_entries_below_what_is_kept_go_but_the_one_that_it_begins_in_and_the_fir
     assert forget_front(LONG, 0, 0) == (LONG, 0)
 
 
-def test_what_gives_up_wal_is_never_forgotten() -> None:
-    long = (*LONG[:3], msgspec.structs.replace(LONG[3], gives_up=True), *LONG[4:])
-    assert forget_front(long, 0, 600) == ((long[0], long[2], long[3], long[5], long[6]), 6)
-
-
 def test_to_forget_twice_forgets_no_more() -> None:
     shorter, forgotten_term = forget_front(LONG, 0, 420)
     assert forget_front(shorter, forgotten_term, 420) == (shorter, 6)
@@ -181,42 +175,6 @@ def test_terms_that_are_forgotten_say_nothing_of_where_two_logs_part() -> None:
     assert divergence(LONG[:6], 450, shorter, forgotten_term) == Divergence(450)
     # The first entries of the timelines are in both, and what comes behind them is not.
     assert divergence(LONG[:4], 280, shorter, forgotten_term) is None
-
-
-FORGETFUL = history((1, 100, 1), (5, 300, 2), (6, 400, 2))  # Without term 3, from 200 on.
-
-
-@pytest.mark.parametrize(
-    ("own", "own_forgotten_term", "other", "other_forgotten_term", "lsn"),
-    [
-        # Only the other one has forgotten it; the own log has gone on differently.
-        (history((1, 100, 1), (3, 200, 1), (4, 250, 1)), 0, FORGETFUL, 3, 250),
-        (history((1, 100, 1), (3, 200, 1), (4, 350, 1)), 0, FORGETFUL, 3, 300),
-        (history((1, 100, 1), (3, 200, 1)), 0, FORGETFUL, 3, 300),
-        # Only the own log has.
-        (FORGETFUL, 3, history((1, 100, 1), (2, 150, 1), (3, 200, 1), (7, 260, 1)), 0, 260),
-        # Both have, and a fork has cut one of them below.
-        (FORGETFUL, 3, history((1, 100, 1), (7, 160, 2)), 3, 160),
-        # One of them never had it.
-        (FORGETFUL, 3, history((1, 100, 1), (2, 150, 1), (7, 260, 1)), 0, None),
-        (history((1, 100, 1), (2, 150, 1)), 0, FORGETFUL, 3, None),
-        (FORGETFUL, 0, FORGETFUL, 0, None),
-    ],
-)
-def test_logs_part_behind_the_term_that_one_of_them_forgot_last(
-    own: TermHistory, own_forgotten_term: int, other: TermHistory, other_forgotten_term: int, lsn: int | None
-) -> None:
-    found = divergence_at_forgotten_term(own, own_forgotten_term, other, other_forgotten_term)
-    assert (None if found is None else found.lsn) == lsn
-    assert found is None or not found.gives_up
-
-
-def test_a_log_that_goes_on_behind_a_forgotten_term_may_give_wal_up() -> None:
-    given_up = (HistoryEntry(1, 100, 1), HistoryEntry(5, 250, 2, gives_up=True))
-    own = history((1, 100, 1), (3, 200, 1))
-    assert divergence_at_forgotten_term(own, 0, given_up, 3) == Divergence(250, gives_up=True)
-    # What the own log has given up since is no entry of the other one.
-    assert divergence_at_forgotten_term(given_up, 3, own, 0) == Divergence(250, gives_up=False)
 
 
 def test_a_history_is_listed_with_each_field_of_its_entries() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from safekeeper.base.errors import InvariantViolation
 from safekeeper.consensus.control_state import LeaderId
-from safekeeper.consensus.membership import QuorumSizes
 from safekeeper.consensus.messages import (
     AppendResponse,
     DigestRequest,
@@ -21,11 +20,9 @@ from safekeeper.consensus.messages import (
 from safekeeper.consensus.term_history import HistoryEntry
 from tests.unit.proposer.test_proposer import (
     BASE,
-    CLUSTER,
     CRCS,
     END,
     LOG,
-    MEMBERS,
     PRIMARY,
     SEGMENT,
     Table,
@@ -39,13 +36,10 @@ from walproxy.proposer.actions import (
     Note,
     RefusePrimary,
     ReportStatus,
-    SendMessage,
     StartReplication,
 )
 from walproxy.proposer.phase import Phase
 from walproxy.proposer.primary import Ancestor, PrimaryIdentity
-from walproxy.proposer.refusals import RefusedPrimary, _lineage_reason
-from walproxy.proposer.roster import Cluster
 from walproxy.proposer.verification import refusal_in_term
 
 SWITCHED = (*LOG, HistoryEntry(4, END - 200, 2))
@@ -242,52 +236,52 @@ def is_refused_by_its_bytes(table: Table, primary: PrimaryIdentity = OLD) -> Non
     assert "differs from safekeeper 1's" in table.did(RefusePrimary)[0].reason
 
 
-def comes_back(table: Table, primary: PrimaryIdentity, *greeted: int, after_s: float = RETRY_S, **changes: Any) -> None:
-    """A host is tried again after a while; members that are greeted again answer. `said` has all that was done."""
+def comes_back(table: Table, primary: PrimaryIdentity = OLD, after_s: float = RETRY_S) -> None:
+    """A host is tried again after a while. `said` has all that was done."""
     table.ticks(after_s)
     table.sees(primary)
     said = list(table.said)
     table.ticks(table.proposer.timing.retry_interval_s)
-    said += table.said
-    asked = {action.safekeeper_id for action in said if isinstance(action, SendMessage)}
-    if not any(isinstance(action, SendMessage) and isinstance(action.message, PreVoteRequest) for action in said):
-        for safekeeper_id in greeted or (1, 2, 3):
-            assert safekeeper_id in asked
-            table.deliver(safekeeper_id, greeting(safekeeper_id, **{**AS_SWITCHED, **changes}))
-            said += table.said
-    table.said = said
+    table.said = said + table.said
 
 
-def test_a_host_that_stays_refused_costs_one_term() -> None:
+def test_a_refused_host_costs_a_term_each_time_after_waits_that_grow() -> None:
     table, reason = is_refused_by_its_lineage()
-    term = table.proposer.term
-    for _ in range(50):
-        comes_back(table, OLD)
+    term, elections = table.proposer.term, []
+    for number in range(200):
+        comes_back(table)
+        if table.proposer.phase is Phase.PRE_VOTING:
+            elections.append(number)
+            table.votes(history=SWITCHED)
+            table.sees(OLD)
         assert [action.reason for action in table.did(RefusePrimary)] == [reason]
-        assert not table.sent(PreVoteRequest) and not table.did(Note)
         assert table.proposer.phase is Phase.GATHERING and table.proposer.primary is None
-    assert table.proposer.term == term
+    waits = [after - before for before, after in pairwise(elections)]
+    assert elections[0] == 0 and waits == sorted(waits) and len(elections) < 15
+    assert max(waits) * RETRY_S <= 300 + RETRY_S
+    assert table.proposer.term == term + len(elections)
 
 
-def test_the_members_greet_again_each_time_before_a_refusal_is_repeated() -> None:
+def test_a_host_that_waits_is_refused_without_a_request() -> None:
     table, reason = is_refused_by_its_lineage()
-    for _ in range(3):
-        table.ticks(RETRY_S)
-        table.sees(OLD)
-        said = list(table.said)
-        table.ticks(table.proposer.timing.retry_interval_s)
-        said += table.said
-        assert not any(isinstance(action, RefusePrimary) for action in said), "by greetings from before"
-        for safekeeper_id in (1, 2):
-            table.deliver(safekeeper_id, greeting(safekeeper_id, **AS_SWITCHED))
-            assert not table.did(RefusePrimary), "the third may have another log"
-        table.deliver(3, greeting(3, **AS_SWITCHED))
-        assert [action.reason for action in table.did(RefusePrimary)] == [reason]
+    comes_back(table, after_s=1.0)
+    assert [action.reason for action in table.did(RefusePrimary)] == [reason]
+    assert not table.sent(PreVoteRequest) and not table.did(Note)
+
+
+def test_other_bytes_make_a_host_wait_as_well() -> None:
+    table = switched()
+    table.sees(OLD)
+    is_refused_by_its_bytes(table)
+    comes_back(table, after_s=1.0)
+    assert "differs from safekeeper 1's" in table.did(RefusePrimary)[0].reason
+    comes_back(table)
+    is_refused_by_its_bytes(table)
 
 
 def test_the_right_primary_is_elected_at_once_after_a_refusal_without_a_term() -> None:
     table, _ = is_refused_by_its_lineage()
-    comes_back(table, OLD)
+    comes_back(table, after_s=1.0)
     assert table.did(RefusePrimary)
     table.sees(msgspec.structs.replace(PROMOTED, host="new"))
     table.ticks(table.proposer.timing.retry_interval_s)
@@ -296,75 +290,14 @@ def test_the_right_primary_is_elected_at_once_after_a_refusal_without_a_term() -
 
 def test_a_host_that_was_repaired_is_elected_when_it_is_tried_again() -> None:
     table, _ = is_refused_by_its_lineage()
-    comes_back(table, OLD)
-    comes_back(table, msgspec.structs.replace(PROMOTED, host="old"))
+    comes_back(table, msgspec.structs.replace(PROMOTED, host="old"), after_s=1.0)
     assert table.proposer.phase is Phase.PRE_VOTING and not table.did(RefusePrimary)
-
-
-@pytest.mark.parametrize("changes", [{"last_term": 6}, {"flush_lsn": END + 1}, {"wal_begin_lsn": BASE + SEGMENT}])
-def test_a_log_that_has_changed_since_the_refusal_is_asked_for_its_vote(changes: dict[str, int]) -> None:
-    table, _ = is_refused_by_its_lineage()
-    comes_back(table, OLD, **changes)
-    assert table.proposer.phase is Phase.PRE_VOTING and not table.did(RefusePrimary)
-
-
-def test_a_quorum_whose_newest_log_fits_is_asked_for_its_votes() -> None:
-    """Member 1 alone has gone on with timeline 2: without it, the others' log fits to the old primary."""
-    table = switched()
-    table.sees(OLD)
-    leader_id = table.collect_pre_votes(1, 2, 3)
-    for safekeeper_id in (1, 2, 3):
-        table.deliver(safekeeper_id, vote(leader_id, **({"history": SWITCHED} if safekeeper_id == 1 else {})))
-    table.sees(OLD)
-    assert table.did(RefusePrimary)
-    table.event(table.proposer.disconnected(1, table.now))
-    comes_back(table, OLD, 2, 3, last_term=3)
-    assert table.proposer.phase is Phase.PRE_VOTING and not table.did(RefusePrimary)
-
-
-@pytest.mark.parametrize(("elect", "refused"), [("N", True), ("N/2+1", False)])
-def test_a_host_is_refused_again_by_each_donor_that_an_elect_quorum_can_choose(elect: str, refused: bool) -> None:
-    membership = msgspec.structs.replace(MEMBERS, quorum_sizes=QuorumSizes("N", elect))
-    newest = {1: vote(LEADER, history=SWITCHED), 2: vote(LEADER, history=LOG), 3: vote(LEADER, history=LOG)}
-    votes = {(i, str(i) * 32): each for i, each in newest.items()}
-    past = RefusedPrimary(OLD, "why", Cluster(CLUSTER, membership), votes, 0.0, 0.0)
-    # Without member 1 another log can be chosen, with which this host could go on.
-    assert bool(_lineage_reason(past, set(votes), OLD)) == refused
-
-
-def test_a_member_that_does_not_greet_holds_nothing_up_for_long() -> None:
-    table, reason = is_refused_by_its_lineage()
-    comes_back(table, OLD, 1, 2)
-    assert not table.did(RefusePrimary) and table.proposer.phase is Phase.GATHERING
-    table.ticks(table.proposer.timing.vote_timeout_s)
-    assert [action.reason for action in table.did(RefusePrimary)] == [reason]
-
-
-def test_other_bytes_are_compared_again_after_waits_that_grow() -> None:
-    table = switched()
-    table.sees(OLD)
-    is_refused_by_its_bytes(table)
-    elections = []
-    for number in range(200):
-        comes_back(table, OLD, last_term=3)
-        if table.proposer.phase is Phase.PRE_VOTING:
-            elections.append(number)
-            is_refused_by_its_bytes(table)
-        else:
-            assert "differs from safekeeper 1's" in table.did(RefusePrimary)[0].reason
-    waits = [after - before for before, after in pairwise(elections)]
-    assert elections[0] == 0 and waits == sorted(waits) and len(elections) < 15
-    assert max(waits) * RETRY_S <= 300
 
 
 def test_the_operator_s_signal_has_every_host_judged_anew() -> None:
-    table = switched()
-    table.sees(OLD)
-    is_refused_by_its_bytes(table)
-    comes_back(table, OLD, last_term=3)
-    is_refused_by_its_bytes(table)
+    table, _ = is_refused_by_its_lineage()
     table.proposer.forget_refusals()
-    comes_back(table, OLD, last_term=3)
+    comes_back(table, after_s=1.0)
     assert table.proposer.phase is Phase.PRE_VOTING
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import Identity, Membership
-from safekeeper.consensus.term_history import HistoryEntry, TermHistory
+from safekeeper.consensus.term_history import TermHistory
 
 NO_END = (1 << 64) - 1
 
@@ -24,11 +24,10 @@ class ProtocolBroken(Exception):
 
 
 class Parting(NamedTuple):
-    """Where two logs part, and whether the adopted one gives up WAL there; `assumed`: no shared term shows it (5.4)."""
+    """Where two logs part, and whether the adopted one gives up WAL there."""
 
     lsn: int
     gives_up: bool
-    assumed: bool = False
 
 
 def require_history(history: TermHistory) -> None:
@@ -63,7 +62,7 @@ def switches(history: TermHistory) -> list[int]:
 
 
 def parting(own: TermHistory, own_forgotten: int, theirs: TermHistory, their_forgotten: int) -> Parting | None:
-    """H4, with the second and third part of 5.4: None if no term shows where the logs part.
+    """H4, with the second part of 5.4: None if no term shows where the logs part.
 
     Raises:
         ProtocolBroken: one of the histories is forged.
@@ -71,23 +70,16 @@ def parting(own: TermHistory, own_forgotten: int, theirs: TermHistory, their_for
     forgotten = max(own_forgotten, their_forgotten)
     terms = {entry.term for entry in own} & {entry.term for entry in theirs}
     shared = max((term for term in terms if term > forgotten), default=0)
-    if shared:
-        ours, others = ([e for e in history if forgotten < e.term <= shared] for history in (own, theirs))
-        length = min(len(ours), len(others))
-        if ours[-length:] != others[-length:]:
-            raise ProtocolBroken(f"two histories have term {shared}, and differ before it")
-    elif forgotten and _has_had(own, own_forgotten, forgotten) and _has_had(theirs, their_forgotten, forgotten):
-        shared = forgotten
-    else:
+    if not shared:
         return None
+    ours, others = ([e for e in history if forgotten < e.term <= shared] for history in (own, theirs))
+    length = min(len(ours), len(others))
+    if ours[-length:] != others[-length:]:
+        raise ProtocolBroken(f"two histories have term {shared}, and differ before it")
     next_own, next_theirs = ([entry for entry in history if entry.term > shared][:1] for history in (own, theirs))
     # Where no term follows, the part has no end: that of the WAL is the caller's.
     lsn = min((entry.start_lsn for entry in (*next_own, *next_theirs)), default=NO_END)
     return Parting(lsn, any(entry.gives_up for entry in next_theirs))
-
-
-def _has_had(history: TermHistory, forgotten: int, term: int) -> bool:
-    return forgotten == term or any(entry.term == term for entry in history)
 
 
 def bounded(history: TermHistory, forgotten: int, commit_lsn: int, entries_max: int) -> tuple[TermHistory, int]:
@@ -99,14 +91,9 @@ def bounded(history: TermHistory, forgotten: int, commit_lsn: int, entries_max: 
     ]
     old = history[: max(removable, default=0)]
     first_of_tli = {entry.tli: entry for entry in reversed(history)}
-    gone = [entry for entry in old if not entry.gives_up and first_of_tli[entry.tli] != entry]
+    gone = [entry for entry in old if first_of_tli[entry.tli] != entry]
     kept = tuple(entry for entry in history if entry not in gone)
     return kept, max([forgotten, *(entry.term for entry in gone)])
-
-
-def given_up_again(own: TermHistory, own_forgotten: int, theirs: TermHistory) -> list[HistoryEntry]:
-    """The entries that give up WAL and that the own log does not have."""
-    return [entry for entry in theirs if entry.gives_up and entry.term > own_forgotten and entry not in own]
 
 
 # Memberships and data folders.

@@ -34,7 +34,6 @@ from tests.simulation.references.acceptor.histories import (
     ProtocolBroken,
     bounded,
     folders_of,
-    given_up_again,
     last_term,
     latest_states,
     parting,
@@ -314,11 +313,11 @@ class ReferenceLog:
         """5.4 and 5.5: adopt the history, or return why not."""
         control = self.control
         found = self._parting_from(message)
+        if found is None and self._may_share_what_is_forgotten(message):
+            return RefusalCode.HISTORY
         is_superseded = self._is_superseded_by(message)
         settled_lsn = max(message.commit_lsn, message.settled_lsn)
         cut_lsn = found.lsn if found is not None and found.lsn >= control.wal_begin_lsn else None
-        if found is not None and found.assumed and found.lsn < self.flush_lsn and not is_superseded:
-            return RefusalCode.RANGE
         if cut_lsn is None:
             if found is not None and found.gives_up:
                 if not is_superseded:
@@ -371,36 +370,23 @@ class ReferenceLog:
         return None
 
     def _parting_from(self, message: Elected) -> Parting | None:
-        """5.4, second to fourth part: where the own log and the message's part, None if they have nothing in common."""
-        control = self.control
+        """5.4, second part: where the own log and the message's part, None if they have nothing in common."""
         if not self.flush_lsn:
             return None
-        own, own_forgotten = control.history, control.forgotten_term
-        found = parting(own, own_forgotten, message.history, message.forgotten_term)
-        if found is not None:
-            return found._replace(lsn=min(found.lsn, self.flush_lsn))
-        if not own or own[0].term > max(own_forgotten, message.forgotten_term):
-            return None
-        given_up = [entry.start_lsn for entry in given_up_again(own, own_forgotten, message.history)]
-        return Parting(min([self._end_of_committed_records(), *given_up]), gives_up=True, assumed=True)
+        control = self.control
+        found = parting(control.history, control.forgotten_term, message.history, message.forgotten_term)
+        return found._replace(lsn=min(found.lsn, self.flush_lsn)) if found is not None else None
 
-    def _end_of_committed_records(self) -> int:
-        """The end of the last complete record below commit_lsn, or what of it is here."""
-        if self.commit_lsn <= self.control.wal_begin_lsn:
-            return self.commit_lsn
-        start_lsn = self.wal.last_record_start(self.commit_lsn)
-        if not start_lsn:
-            return self.control.wal_begin_lsn
-        end_lsn = self.wal.record_end(start_lsn)
-        return end_lsn if 0 < end_lsn <= self.commit_lsn else start_lsn
+    def _may_share_what_is_forgotten(self, message: Elected) -> bool:
+        """5.4, third part: the own log has bytes, of terms that one of the two no longer names."""
+        forgotten = max(self.control.forgotten_term, message.forgotten_term)
+        return self.flush_lsn > 0 and any(entry.term <= forgotten for entry in self.control.history)
 
     def _is_superseded_by(self, message: Elected) -> bool:
         """5.4: a quorum has adopted a term that this acceptor has not, and its beginning."""
         own_last = last_term(self.control.history)
-        return (
-            message.commit_lsn != 0
-            or own_last <= message.forgotten_term
-            or any(entry.term > own_last and entry.start_lsn < message.settled_lsn for entry in message.history)
+        return message.commit_lsn != 0 or any(
+            entry.term > own_last and entry.start_lsn < message.settled_lsn for entry in message.history
         )
 
     def undo_refusal(self, message: Bootstrap) -> RefusalCode | None:

@@ -181,7 +181,7 @@ def _without_front(history: TermHistory, forgotten: int, lowest_lsn: int) -> tup
     begin_below = [index for index, entry in enumerate(history) if entry.start_lsn < lowest_lsn]
     last = max(begin_below, default=0)
     firsts = {0, *(index for index, pair in enumerate(pairwise(history), start=1) if pair[0].tli != pair[1].tli)}
-    gone = [e for index, e in enumerate(history) if index < last and index not in firsts and not e.gives_up]
+    gone = [e for index, e in enumerate(history) if index < last and index not in firsts]
     return tuple(e for e in history if e not in gone), max([forgotten, *(e.term for e in gone)])
 
 

@@ -57,12 +57,9 @@ class Beginnings(ReferenceRun):
             self._greet_again(primary)
 
     def _greet_again(self, primary: PrimaryIdentity) -> None:
-        """0.2, 4.10: the greetings may be out of date."""
-        if self.roster.cluster() is not None:
-            is_due = self._refused_hosts.is_suspect(primary, self._now) and not self._greeted_for_host
-            expect(is_due, "4.10: safekeepers are greeted again for no reason")
-            self._greeted_for_host = True
-        elif self._may_bootstrap(primary):
+        """0.2: the greetings may be out of date."""
+        expect(self.roster.cluster() is None, "0.2: safekeepers are greeted again although there is a cluster")
+        if self._may_bootstrap(primary):
             expect(not self.roster.greeted_of_one_time, "0.2: safekeepers are greeted again for no reason")
         else:
             is_due = self._are_all_empty() and not self._greeted_since_slot
@@ -81,7 +78,7 @@ class Beginnings(ReferenceRun):
 
     def _refuse_again(self, primary: PrimaryIdentity) -> None:
         """4.10: without a vote."""
-        is_due = self._refused_hosts.is_refused_again(primary, self.roster, self._now) and self._greeted_for_host
+        is_due = self._refused_hosts.waits(primary, self._now)
         expect(is_due, "4.10: the host {!r} is refused without a vote", primary.host)
         self._refuse_primary()
 
@@ -95,10 +92,8 @@ class Beginnings(ReferenceRun):
             raise Differs("2.1: an attempt begins without a quorum of greetings")
         listed = {folder[0] for folder in folders_of(cluster.membership)} <= self.roster.peers.keys()
         expect(listed, "0.12: an attempt begins with a list that lacks a member")
-        is_greeted = self._greeted_for_host or not self._refused_hosts.is_suspect(primary, self._now)
-        expect(is_greeted, "4.10: an attempt begins with the host {!r} before all greet again", primary.host)
-        is_refused = self._refused_hosts.is_refused_again(primary, self.roster, self._now)
-        expect(not is_refused, "4.10: an attempt begins with the host {!r}, which is refused again", primary.host)
+        waits = self._refused_hosts.waits(primary, self._now)
+        expect(not waits, "4.10: an attempt begins with the host {!r}, which waits", primary.host)
         self._begin(cluster, primary)
 
     def _begin(self, cluster: Cluster, primary: PrimaryIdentity | None) -> None:

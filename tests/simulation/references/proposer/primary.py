@@ -26,7 +26,7 @@ class PrimaryEvents(Leading):
             return
         self._stream.identities_due = 0
         is_first = self.primary is None and not self.known.held[0]
-        self.primary, self._greeted_for_host = primary, False
+        self.primary = primary
         stream = self._stream
         stream.own_page_crcs, stream.own_begin_lsn, stream.is_open = own_page_crcs, own_begin_lsn, False
         if is_first:

@@ -46,7 +46,6 @@ class ReferenceRun:
         self._probe: int | None = None
         self._greeted_since_slot = False
         self._refused_hosts = RefusedHosts(config.timing)
-        self._greeted_for_host = False  # 4.10: since the primary was identified
         self._members_in_report: frozenset[Identity] = frozenset()
         # Of the present event.
         self._actions: list[Action] = []
@@ -166,7 +165,7 @@ class ReferenceRun:
             return
         campaign = self.campaign
         if campaign is not None and campaign.phase is Phase.VERIFYING and campaign.primary is not None:
-            self._refused_hosts.refused_by(campaign, self._now)
+            self._refused_hosts.refused_by_election(campaign.primary, self._now)
         self._expected.append(RefusePrimary(""))
         self._part()
         if self.campaign is not None or self._bootstrap is not None:
