@@ -611,16 +611,11 @@ def _foreign(look: ServerLook, view: ClusterView) -> str:
 
 
 def _stranded(look: ServerLook, view: ClusterView) -> str:
-    """Return why a standby cannot follow the leader, empty if it can.
-
-    It has WAL of the old primary beyond the fork, or its promotion has crashed, and another server was promoted.
-    """
+    """Return why a standby cannot follow the leader, empty if it can: it has WAL of the old primary beyond the fork."""
     leader = leader_of(view)
     if leader is None or leader.tli <= look.tli:
         return ""
     for change in view.settings.changes:
-        if change.old_tli < look.tli < change.tli:
-            return f"it is on timeline {look.tli}, and the log has gone on from {change.old_tli} to {change.tli}"
         if change.old_tli == look.tli and 0 < change.fork_lsn < look.replayed_lsn:
             return (
                 f"it has replayed timeline {look.tli} up to {format_lsn(look.replayed_lsn)}, and timeline {change.tli} "

@@ -78,6 +78,10 @@ class VirtualManagedServer:
         """See `ManagedServer`."""
         return self._machine.look(timeout_s)
 
+    def has_ended(self) -> bool:
+        """See `ManagedServer`."""
+        return not self._machine.is_up
+
     def start(self, *, as_standby: bool, timeout_s: float) -> None:
         """See `ManagedServer`."""
         self._machine.start(as_standby=as_standby)

@@ -447,7 +447,7 @@ STUCK = "ServerState"  # The servers, none of which commits.
         (late_end_of_writes, 159, TWO),
         (writes_before_commits, 109, TWO),
         (seal_that_is_not_noticed, 97, STUCK),
-        (never_let_in, 70, STUCK),
+        (never_let_in, 97, STUCK),
     ],
 )
 def test_weaker_decision_is_found(

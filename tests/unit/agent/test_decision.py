@@ -443,17 +443,6 @@ def test_a_leader_that_is_lost_again_and_again_hands_over_if_there_is_a_standby(
             assert (step.order, step.to) == (None, "pg2") and "3 times within 60 s" in step.reason
 
 
-def test_a_standby_whose_promotion_crashed_rejoins_once_another_one_leads() -> None:
-    leader = report("pg3", "primary", is_leader=True, tli=4)
-    changes = (PrimaryChange("failover", "pg3", 4, 4, fork_lsn=950, old_tli=2),)
-    for tli, is_stranded in ((2, False), (3, True), (4, False)):
-        seen = view(leader, report("pg2"), floor=2, log_tli=4, settings=AgentSettings(changes=changes))
-        step = decide(replace(STANDBY, tli=tli), seen)
-        assert isinstance(step, Stop) is is_stranded
-        if isinstance(step, Stop):
-            assert step.reason == "it is on timeline 3, and the log has gone on from 2 to 4"
-
-
 def test_a_standby_that_has_replayed_more_than_the_new_leader_has_rejoins() -> None:
     leader = report("pg3", "primary", is_leader=True, tli=2)
     for fork_lsn, is_stranded in ((899, True), (900, False), (0, False)):
