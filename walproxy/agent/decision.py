@@ -51,6 +51,8 @@ BUSY_S = 30.0
 # How long no agent leads, and no attempt is known to have sealed, before a primary that only the floor keeps out lets
 # itself in again (13.10).
 READMIT_AFTER_S = 3.0
+# A standby that receives nothing, and is on another timeline than the leader, for so long may never follow it.
+FOLLOWS_WITHIN_S = 15.0
 # For how long, at least, a quorum of the safekeepers has replied before the loss of a leader counts: if they were away,
 # its heartbeats reach them within this time.
 HEARTBEAT_ARRIVES_S = 1.0
@@ -228,6 +230,7 @@ class Decider:
     _lost_since: float | None = None
     _before: frozenset[str] = frozenset()  # the candidates that were before this one when the loss was seen
     _ahead_since: float | None = None
+    _compared: tuple[int, int] = (0, 0)  # the own timeline, and the leader's, that a rejoin was to compare
 
     def saw(self, view: ClusterView) -> None:
         """Take an exchange into account."""
@@ -447,16 +450,26 @@ class Decider:
         return FailOver()
 
     def _gone_ahead(self, now: float, look: ServerLook, view: ClusterView) -> str:
-        """Return why a standby follows nothing: its promotion has crashed (13.8), and commits go on elsewhere."""
+        """Return why a standby follows nothing: its promotion has crashed (13.8), and commits go on elsewhere.
+
+        A change of the primary may not be on record, because the agent that made it has ended. So a standby that does
+        not follow for long rejoins, which compares the histories; once for each timeline of the leader.
+        """
         leader = leader_of(view)
-        if leader is None or look.tli == leader.tli or look.is_streaming or not _is_beside(look.tli, leader, view):
+        if leader is None or look.tli == leader.tli or look.is_streaming:
             self._ahead_since = None
             return ""
         if self._ahead_since is None:
             self._ahead_since = now  # It may have followed a promoted server a moment before this view.
-        if now - self._ahead_since < READMIT_AFTER_S:
+        if _is_beside(look.tli, leader, view):
+            if now - self._ahead_since < READMIT_AFTER_S:
+                return ""
+            return f"its promotion to timeline {look.tli} was not completed, and {leader.name} leads on {leader.tli}"
+        if now - self._ahead_since < FOLLOWS_WITHIN_S or self._compared == (look.tli, leader.tli):
             return ""
-        return f"its promotion to timeline {look.tli} was not completed, and {leader.name} leads on {leader.tli}"
+        self._compared = look.tli, leader.tli
+        silent = f"has received nothing for {FOLLOWS_WITHIN_S:g} s"
+        return f"it is on timeline {look.tli} and {silent}, and {leader.name} leads on {leader.tli}"
 
     def _rebuild(self, look: ServerLook, view: ClusterView) -> Step | None:
         """Return the step of an order to rebuild the data folder, in any state but that of a primary."""

@@ -26,6 +26,7 @@ from walproxy.agent.operator_client import Operator
 from walproxy.agent.orders import CANCEL, FAILOVER
 from walproxy.agent.steps import Configure
 from walproxy.agent.work import WorkState
+from walproxy.failover.attempt import AttemptOptions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -45,8 +46,9 @@ DRIFT = 0.01
 # An agent that comes back ends the writes of its server within this time.
 COMES_BACK_S = 3.0
 WATCH_EVERY_S = 0.05
-# A quorum, and a server that has everything: commits resume within so long.
-PATIENCE_S = 60.0
+# A quorum, and a server that has everything: commits resume within so long, of which a promotion that was requested
+# before the faults ended, and hangs, is waited for.
+PATIENCE_S = AttemptOptions.promote_timeout_s + 40.0
 GUARDS = ("pass", "fail", "hang", "pass late")
 
 
@@ -308,7 +310,8 @@ class Agents:
         while not self._commits(before):
             if world.clock.now > began_at + patience_s:
                 raise Violation("CommitsResume", f"not after {patience_s:g} s without an operator: {self._states()}")
-            if resuming.is_done is False:
+            # An operator's pause of the time before may arrive after that.
+            if resuming.is_done is False or (resuming.is_done and self._are_paused()):
                 resuming = self.operate(self._take_back_orders)
             world.run(world.clock.now + 0.1)
         world.counts.count("commits resumed by agents")
@@ -343,6 +346,9 @@ class Agents:
         order = (await operator.look()).settings.order
         if order is not None and order.kind == CANCEL and self.lost:
             await operator.give(FAILOVER, "")
+
+    def _are_paused(self) -> bool:
+        return any(process.is_paused for process in self.running.values() if not process.is_over)
 
     def _commits(self, before: dict[int, Lsn]) -> bool:
         """Return whether a commit was acknowledged that was written since."""

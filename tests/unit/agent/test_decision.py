@@ -9,6 +9,7 @@ from walproxy.agent.decision import (
     BUSY_S,
     EQUAL_BYTES,
     FIRST_VIEW_S,
+    FOLLOWS_WITHIN_S,
     HEARTBEAT_ARRIVES_S,
     READMIT_AFTER_S,
     RESIGNATION_S,
@@ -475,6 +476,25 @@ def test_standby_whose_promotion_crashed_is_rejoined_once_commits_go_on_without_
         assert decider.decide(NOW, look, seen, commits=False) == Wait(), "it may only have seen a promotion first"
         step = decider.decide(NOW + READMIT_AFTER_S, look, replace(seen, sent_at=NOW + 2.9), commits=False)
         assert isinstance(step, Stop) is is_stranded, (leader_tli, tli, step)
+
+
+def test_a_standby_that_follows_nothing_for_long_rejoins_once_for_each_timeline_of_the_leader() -> None:
+    """The change of the primary is not on record: whether it can follow is seen by the rejoin."""
+    decider = watching(Own("pg2"))
+    at = NOW
+
+    def step(leader_tli: int, passed_s: float) -> Step:
+        nonlocal at
+        at += passed_s
+        leader = report("pg1", "primary", tli=leader_tli, is_leader=True)
+        seen = view(leader, report("pg2"), log_tli=leader_tli, sent_at=at)
+        return decider.decide(at, replace(STANDBY, tli=2), seen, commits=False)
+
+    assert isinstance(step(4, 0), Wait) and isinstance(step(4, FOLLOWS_WITHIN_S - 1), Wait)
+    assert step(4, 1) == Stop("it is on timeline 2 and has received nothing for 15 s, and pg1 leads on 4")
+    decider.rejoined()
+    assert isinstance(step(4, 2 * FOLLOWS_WITHIN_S), Wait), "its safekeepers may only be slow"
+    assert isinstance(step(5, 0), Stop)
 
 
 def test_resigned_leader_does_not_take_its_own_old_report_for_another_leader() -> None:
