@@ -310,8 +310,8 @@ class Agents:
         while not self._commits(before):
             if world.clock.now > began_at + patience_s:
                 raise Violation("CommitsResume", f"not after {patience_s:g} s without an operator: {self._states()}")
-            # An operator's pause of the time before may arrive after that.
-            if resuming.is_done is False or (resuming.is_done and self._are_paused()):
+            # An operator's pause, or cancellation, of the time before may arrive after that.
+            if resuming.is_done is False or (resuming.is_done and self._are_held_back()):
                 resuming = self.operate(self._take_back_orders)
             world.run(world.clock.now + 0.1)
         world.counts.count("commits resumed by agents")
@@ -347,8 +347,15 @@ class Agents:
         if order is not None and order.kind == CANCEL and self.lost:
             await operator.give(FAILOVER, "")
 
-    def _are_paused(self) -> bool:
-        return any(process.is_paused for process in self.running.values() if not process.is_over)
+    def _are_held_back(self) -> bool:
+        """Return whether agents are paused, or wait for an old primary that is lost."""
+        for process in self.running.values():
+            if process.agent is not None and not process.is_over:
+                settings = process.agent.cluster.view.settings
+                is_cancelled = settings.order is not None and settings.order.kind == CANCEL
+                if settings.is_paused or (is_cancelled and self.lost):
+                    return True
+        return False
 
     def _commits(self, before: dict[int, Lsn]) -> bool:
         """Return whether a commit was acknowledged that was written since."""
