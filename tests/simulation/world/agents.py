@@ -247,7 +247,10 @@ class Agents:
         return self._operators[-1]
 
     def _watch(self) -> None:
-        """See that at most one server accepts writes, of those whose agents run; and which agents are paused."""
+        """See that at most one server accepts writes, of those whose agents run and are not paused.
+
+        A pause may reach the agents in the middle of a failover: that of the old primary ends no writes then.
+        """
         now = self.world.clock.now
         for process in self.running.values():
             if process.agent is not None and process.agent.cluster.view.has_quorum:
@@ -263,7 +266,7 @@ class Agents:
 
     def _is_in_charge(self, name: str) -> bool:
         agent = self.running[name]
-        return not agent.is_over and not agent.loop.is_suspended
+        return not (agent.is_over or agent.loop.is_suspended or agent.is_paused)
 
     def following(self) -> "list[SimStandby]":
         """Return the standbys that follow."""
