@@ -173,6 +173,13 @@ class StepDown:
 
 
 @dataclass(frozen=True)
+class Resign:
+    """Leave the lead of a server that is stopped to others."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class LetIn:
     """Lower the floor below the timeline of the own server, an old primary that was not replaced (13.10)."""
 
@@ -199,6 +206,7 @@ Step = (
     | Rejoin
     | Rebuild
     | StepDown
+    | Resign
     | LetIn
     | Refuse
 )
@@ -520,8 +528,7 @@ class Decider:
             return Wait("waiting to start again")
         if self._starts.is_often(now) and self._ranked(view):
             self._starts.clear()
-            self.resigned_at = now
-            return Wait(f"has resigned: PostgreSQL has ended {UNSTEADY_TIMES} times within {UNSTEADY_WITHIN_S:g} s")
+            return Resign(f"PostgreSQL has ended {UNSTEADY_TIMES} times within {UNSTEADY_WITHIN_S:g} s")
         self._starts.add(now)
         return StartPrimary()
 

@@ -8,6 +8,7 @@ _LINES = 3
 # Clients that are refused meanwhile log many lines.
 _BYTES = 1 << 16
 _STARTS = re.compile(r"LOG:  starting PostgreSQL ")
+_IN_A_FILE = "contains errors"
 # What ends a server; not what clients are refused with while it starts or stops.
 _ENDS = re.compile(r"(PANIC|FATAL):  (?!the database system is )")
 
@@ -26,8 +27,11 @@ def log_tail(path: Path) -> str:
 def reasons(lines: list[str]) -> list[str]:
     """Return the first line of the last start that names what has ended the server, else the last lines.
 
-    The lines after it only tell that the server ends.
+    The lines after it are those of its end. The line before it has the reason where it names a file with errors.
     """
     starts = [i for i, line in enumerate(lines) if _STARTS.search(line)]
     last_start = lines[starts[-1] :] if starts else lines
-    return [line for line in last_start if _ENDS.search(line)][:1] or lines[-_LINES:]
+    for number, line in enumerate(last_start):
+        if _ENDS.search(line):
+            return last_start[max(0, number - 1) : number + 1] if _IN_A_FILE in line else [line]
+    return lines[-_LINES:]

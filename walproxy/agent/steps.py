@@ -26,6 +26,7 @@ from walproxy.agent.decision import (
     Rebuild,
     Refuse,
     Rejoin,
+    Resign,
     StartPrimary,
     StartStandby,
     Step,
@@ -130,6 +131,9 @@ class Steps:
                     await self._rebuild(leader, order)
                 case StepDown(order, to, reason):
                     await self._step_down(order, to, reason)
+                case Resign(reason):
+                    self.activity.log(f"has resigned: {reason}", level=logging.WARNING)
+                    self.decider.resigned(time.monotonic())
                 case LetIn(tli):
                     await self._let_in(tli)
                 case Refuse(order, reason):

@@ -29,6 +29,7 @@ from walproxy.agent.decision import (
     Rebuild,
     Refuse,
     Rejoin,
+    Resign,
     StartPrimary,
     StartStandby,
     Step,
@@ -282,6 +283,8 @@ class World:
                 decider.orders_done.add(step.order.id)
             decider.resigned(self.clock(node))
             node.state, node.proxy_at = STOPPED, None
+        elif isinstance(step, Resign):
+            decider.resigned(self.clock(node))
         elif isinstance(step, Refuse):
             decider.orders_done.add(step.order.id)
             self.change_settings(node, step.order)

@@ -22,6 +22,11 @@ def test_what_ended_the_last_start_is_shown() -> None:
     assert reasons(older + LAST_START) == [NO_SPACE]
 
 
+def test_the_setting_with_an_error_is_shown_beside_its_file() -> None:
+    lines = ["LOG:  0 kB is outside the valid range", 'FATAL:  configuration file "x" contains errors', "LOG:  later"]
+    assert reasons(["LOG:  older", *lines]) == lines[:2]
+
+
 def test_without_a_reason_the_last_lines_are_shown(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("a\nb\nc\nd\n")
