@@ -271,6 +271,7 @@ class World:
             node.state, node.hangs, node.proxy_at = STOPPED, False, None
         elif isinstance(step, Rejoin):
             node.is_primary_folder, node.tli = False, self.log_tli
+            decider.rejoined()
         elif isinstance(step, LetIn):
             reached = self.reached(node)
             is_led = sum(self.now - each.received_at < 1.0 for each in reached) > len(reached) - 2
