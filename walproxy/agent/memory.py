@@ -30,7 +30,7 @@ class Exchanges:
     _quorum_seen_at: float = -math.inf
 
     def saw(self, view: ClusterView) -> None:
-        """Take an exchange into account: it bounds from below when the safekeepers last heard a leader."""
+        """Take an exchange into account: it bounds from below when they last received from a leader."""
         if view.leader_silent_s is not None:
             received_at = view.sent_at - view.leader_silent_s
             self.leader_seen_at = max(
@@ -42,7 +42,7 @@ class Exchanges:
             self._quorum_seen_at = view.sent_at
 
     def silent_s(self, now: float) -> float:
-        """Return for how long, at most, the safekeepers have heard no leader."""
+        """Return for how long, at most, the safekeepers have received nothing from a leader."""
         return now - self.leader_seen_at if self.leader_seen_at is not None else 0.0
 
 

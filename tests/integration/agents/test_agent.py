@@ -5,25 +5,19 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import psycopg
-import pytest
 
-from tests.cluster_templates import init_by_copying
 from tests.forking.daemons import ForkedLocalProcess
 from tests.integration.conftest import NEWEST
 from tests.integration.refusals.refusal_fixtures import run_walproxy
 from tests.integration.refusals.test_hostile_http import REQUESTS, read_answers
 from tests.waiting import wait_for
 from walproxy.agent.processes import postmaster_of
-from walproxy.lab.failover.manager import AgentManager
-from walproxy.lab.failover.network import LoopbackNetwork
 from walproxy.lab.failover.site import Site
 from walproxy.lab.load.clients import Clients
 from walproxy.lab.load.transactions import SingleStatement
-from walproxy.postgres.binaries import ServerBinaries
 
 pytestmark = NEWEST
 
@@ -71,23 +65,8 @@ class Book:
         assert acknowledged <= there, f"lost: {sorted(acknowledged - there)[:10]}"
 
 
-@pytest.fixture
-def new_agents(servers: dict[int, ServerBinaries], major: int, template: Path, folder: Path) -> Iterator[NewAgents]:
-    made: list[Agents] = []
-
-    def make(dead_after_s: float) -> Agents:
-        manager = AgentManager(dead_after_s)
-        made.append(Agents(folder, servers[major], LoopbackNetwork(), manager, volatile_disks=False))
-        made[-1].start(lambda postgres: init_by_copying(postgres, template))
-        return made[-1]
-
-    yield make
-    for cluster in made:
-        cluster.close()
-
-
 def test_host_of_the_primary_dies_a_standby_goes_on_and_the_old_primary_rejoins(new_agents: NewAgents) -> None:
-    cluster = new_agents(5.0)
+    cluster = new_agents(dead_after_s=5.0)
     old = cluster.hosts["pg1"]
     with Book(cluster) as book:
         book.wait_for_commit()
@@ -141,7 +120,7 @@ def test_host_of_the_primary_dies_a_standby_goes_on_and_the_old_primary_rejoins(
 
 
 def test_primary_whose_logins_block_stays_the_primary(new_agents: NewAgents) -> None:
-    cluster = new_agents(4.0)
+    cluster = new_agents(dead_after_s=4.0)
     leader = cluster.hosts["pg1"]
     with Book(cluster) as book:
         book.wait_for_commit()
@@ -160,7 +139,7 @@ def test_primary_whose_logins_block_stays_the_primary(new_agents: NewAgents) -> 
 
 
 def test_pipelined_requests_at_the_agent_of_the_primary_end_no_writes(new_agents: NewAgents) -> None:
-    cluster = new_agents(5.0)
+    cluster = new_agents(dead_after_s=5.0)
     leader = cluster.hosts["pg1"]
     with Book(cluster) as book:
         book.wait_for_commit()
@@ -178,7 +157,7 @@ def test_pipelined_requests_at_the_agent_of_the_primary_end_no_writes(new_agents
 
 
 def test_primary_without_a_quorum_ends_its_writes_and_the_server_is_started_again(new_agents: NewAgents) -> None:
-    cluster = new_agents(5.0)
+    cluster = new_agents(dead_after_s=5.0)
     leader = cluster.hosts["pg1"]
 
     def is_read_only() -> bool:

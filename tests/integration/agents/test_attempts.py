@@ -4,72 +4,22 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from safekeeper.base.settings import Secret, address
 from safekeeper.net.safekeeper_connection import Credentials
 from safekeeper.peers.shared_secret import SharedSecret
-from tests.cluster_templates import init_by_copying
-from tests.integration.agents.test_agent import Agents, Book
+from tests.integration.agents.lost_leaders import DEAD_AFTER_S, NewAgents, commits_go_on, floors, wait_for_line
+from tests.integration.agents.test_agent import Book
 from tests.integration.conftest import NEWEST
 from tests.integration.refusals.refusal_fixtures import run_walproxy
 from tests.waiting import wait_for
 from walproxy.failover.sealer import sealing_run
-from walproxy.lab.failover.host import Host
-from walproxy.lab.failover.manager import AgentManager
-from walproxy.lab.failover.network import LoopbackNetwork
-from walproxy.postgres.binaries import ServerBinaries
 from walproxy.proposer.purpose import Seal
 
 pytestmark = NEWEST
-
-DEAD_AFTER_S = 2.0
-NewAgents = Callable[..., Agents]
-
-
-@pytest.fixture
-def new_agents(servers: dict[int, ServerBinaries], major: int, template: Path, folder: Path) -> Iterator[NewAgents]:
-    made: list[Agents] = []
-
-    def make(*options: str) -> Agents:
-        manager = AgentManager(DEAD_AFTER_S, options=options)
-        made.append(Agents(folder, servers[major], LoopbackNetwork(), manager, volatile_disks=False))
-        made[-1].start(lambda postgres: init_by_copying(postgres, template))
-        return made[-1]
-
-    yield make
-    for cluster in made:
-        cluster.close()
-
-
-def wait_for_line(hosts: list[Host], text: str) -> Host:
-    """Wait until the agent of one of these has logged a text; return that host."""
-    found: list[Host] = []
-
-    def is_logged() -> bool:
-        found[:] = [host for host in hosts if text in host.manager.log_path.read_text()]
-        return bool(found)
-
-    wait_for(is_logged, lambda: f"an agent logs {text!r}: {[host.manager.log_tail(5) for host in hosts]}", 60.0)
-    return found[0]
-
-
-def commits_go_on(book: Book, since: float) -> None:
-    """Wait for a commit, and print how long after the end of the cause it was."""
-    longest_s = book.wait_for_commit()
-    print(
-        f"longest time without a commit: {longest_s:.2f} s, {time.monotonic() - since:.2f} s after the cause was gone"
-    )
-
-
-def floors(cluster: Agents) -> set[int]:
-    """Return the floors of the safekeepers' histories."""
-    statuses = [safekeeper.status() for safekeeper in cluster.safekeepers.values()]
-    return {status["history"][-1]["floor"] for status in statuses if status is not None}
 
 
 def test_a_fence_that_fails_leaves_the_primary_as_it_was(new_agents: NewAgents) -> None:
